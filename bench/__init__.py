@@ -1,0 +1,1 @@
+"""Everything that measures: throughput, peers, planner, sampler lab, scaling-law fits and reports."""

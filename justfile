@@ -1,0 +1,68 @@
+# What a person does with this repository. `just` alone lists it.
+
+export OMP_NUM_THREADS := "1"
+export OMP_WAIT_POLICY := "PASSIVE"
+
+bin := ".venv/bin"
+
+[private]
+default:
+    @{{ just_executable() }} --list --unsorted
+
+# Create .venv with the locked versions and this package; returns at once when that is done.
+[group('run')]
+setup:
+    #!/usr/bin/env bash
+    set -euo pipefail
+    stamp="$(cat requirements.lock pyproject.toml | sha256sum)"
+    if [ "$(cat .venv/setup.stamp 2>/dev/null || true)" = "$stamp" ]; then exit 0; fi
+    for python in python3.11 python3; do
+        if "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then break; fi
+        python=""
+    done
+    if [ -z "$python" ]; then echo "error: Python 3.11 or newer is needed (python3.11 or python3 on PATH)" >&2; exit 1; fi
+    [ -x {{ bin }}/python ] || "$python" -m venv .venv
+    # Without a GPU torch goes first and alone, so that a CPU build stays what the rest is resolved against.
+    if ! compgen -G '/dev/nvidia[0-9]*' >/dev/null; then
+        {{ bin }}/python -m pip install --quiet "$(grep '^torch==' requirements.lock)"
+    fi
+    {{ bin }}/python -m pip install --quiet --requirement requirements.lock
+    {{ bin }}/python -m pip install --quiet --no-deps --editable .
+    echo "$stamp" > .venv/setup.stamp
+
+# Set up, then run the built-in job: `just demo seed=1 learner.lr=5e-5` passes settings on.
+[group('run')]
+demo *arguments: setup
+    {{ bin }}/ngu train {{ arguments }}
+
+# Everything a change must pass: lint, types, import rules, tests.
+[group('develop')]
+test: setup lint types imports
+    {{ bin }}/python -m pytest -n 2
+
+# Style and formatting.
+[group('develop')]
+lint: setup
+    {{ bin }}/ruff check .
+    {{ bin }}/ruff format --check .
+
+# Static types.
+[group('develop')]
+types: setup
+    {{ bin }}/basedpyright
+
+# The direction of imports between the rooms.
+[group('develop')]
+imports: setup
+    {{ bin }}/lint-imports
+
+# Repair style and formatting.
+[group('develop')]
+fmt: setup
+    {{ bin }}/ruff check --fix .
+    {{ bin }}/ruff format .
+
+# Write requirements.lock from what is installed in .venv.
+[group('develop')]
+lock:
+    {{ bin }}/python -m pip freeze --exclude-editable | sed 's/+cpu$//' > requirements.lock

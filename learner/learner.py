@@ -1,0 +1,208 @@
+"""The one mutable object of the learner: a model, its optimizer and how many steps they have taken."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from learner.advantages import chain_advantages
+from learner.corrections import importance_ratios
+from learner.losses import cispo_loss, rollout_normalizers
+from learner.model import canary_batch, completion_logprobs
+from learner.packing import TokenBatch, collate, micro_batches
+from learner.report import StepReport, TrainedTokens, group_metrics, lost_engines, token_metrics
+from pipeline.config import LearnerConfig
+from pipeline.errors import RunFailed, WireError
+from pipeline.messages import Group, Rollout
+
+ADAM_EPS = 1e-8
+# A diverged model refuses every batch: better an end with a reason than a run that learns nothing for hours.
+MAX_SKIPPED_IN_A_ROW = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One rollout with what its tokens are multiplied by."""
+
+    rollout: Rollout
+    prompt_ids: np.ndarray
+    completion_ids: np.ndarray
+    advantage: float
+    normalizer: float
+
+    @property
+    def num_inputs(self) -> int:
+        return self.prompt_ids.size + self.completion_ids.size - 1
+
+
+class Learner:
+    """Takes batches of groups, one optimizer step each.
+
+    Every call of `step` makes `policy_version` one higher, also when the update is refused: the version counts
+    consumed batches, so lag and the number of remaining steps mean the same on both sides of the wire, and a refused
+    step simply publishes the same weights again.
+    """
+
+    def __init__(self, model: PreTrainedModel, config: LearnerConfig, temperature: float, policy_version: int = 0):
+        self.model = model
+        self.config = config
+        self.temperature = temperature
+        self.policy_version = policy_version
+        self.num_skipped = 0
+        self.num_skipped_in_a_row = 0
+        self.optimizer = torch.optim.AdamW(
+            model.parameters(), lr=config.lr, betas=config.betas, eps=ADAM_EPS, weight_decay=config.weight_decay
+        )
+
+    def step(self, groups: Sequence[Group], on_progress: Callable[[], None] = lambda: None) -> StepReport:
+        """Train on `groups`; `on_progress` is called after every micro-batch (a step of a large model takes minutes).
+
+        The update is refused, and the report carries a warning, when loss or gradient is not finite or when an
+        engine's tokens are not from this policy's recent past. Raises WireError for a rollout without a prompt and
+        RunFailed after 8 refusals in a row.
+        """
+        started = time.perf_counter()
+        lr = self._set_lr()
+        advantages = [self._advantages(group) for group in groups]
+        rows = self._rows(groups, advantages)
+        engine_ids = sorted({row.rollout.engine_id for row in rows})
+        loss, tokens = self._accumulate(rows, engine_ids, on_progress)
+        grad_norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm))
+        warning = self._refusal(loss, grad_norm, tokens, engine_ids)
+        # Without a gradient (no tokens, no advantage) Adam's momentum alone would move the policy: no data asks for it.
+        if not warning and grad_norm > 0:
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.policy_version += 1
+        self._count_skipped(warning)
+        metrics = {
+            "loss": loss,
+            "grad_norm": grad_norm,
+            "lr": lr,
+            **token_metrics(tokens, self.config.loss.eps_max),
+            **group_metrics(groups, advantages),
+            "skipped": float(bool(warning)),
+            "num_skipped": float(self.num_skipped),
+            "step_s": time.perf_counter() - started,
+        }
+        return StepReport(self.policy_version, metrics, warning)
+
+    @torch.no_grad()
+    def canary(self) -> tuple[Tensor, Tensor]:
+        """Fixed token ids, [T], and this policy's logprobs of all but the first, [T-1], at temperature 1."""
+        ids, batch = canary_batch(self.model)
+        logprobs, _ = completion_logprobs(self.model, batch, temperature=1.0)
+        return ids.cpu(), logprobs.cpu()
+
+    def optimizer_tensors(self) -> dict[str, Tensor]:
+        """Adam's state as `parameter name/field`; empty before the first update."""
+        return {
+            f"{name}/{field}": value
+            for name, parameter in self.model.named_parameters()
+            for field, value in self.optimizer.state.get(parameter, {}).items()
+        }
+
+    def load_optimizer_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Take over what `optimizer_tensors` gave; learning rate and betas stay those of the config."""
+        parameters = dict(self.model.named_parameters())
+        for key, value in tensors.items():
+            name, _, field = key.rpartition("/")
+            parameter = parameters[name]
+            self.optimizer.state[parameter][field] = value if field == "step" else value.to(parameter.device)
+
+    def _set_lr(self) -> float:
+        warmup = min(1.0, (self.policy_version + 1) / max(self.config.warmup_steps, 1))
+        for parameters in self.optimizer.param_groups:
+            parameters["lr"] = self.config.lr * warmup
+        return self.config.lr * warmup
+
+    def _advantages(self, group: Group) -> np.ndarray:
+        rule = self.config.advantage
+        return chain_advantages(
+            np.asarray(group.chain_rewards, dtype=np.float64),
+            np.asarray(group.draw_indices, dtype=np.int64),
+            kind=rule.kind,
+            anchor=rule.anchor,
+            clip=rule.clip,
+        )
+
+    def _rows(self, groups: Sequence[Group], advantages: Sequence[np.ndarray]) -> list[_Row]:
+        """Every rollout that has a token to train; those without still count in the normalisers."""
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        group_index = np.repeat(np.arange(len(groups)), [len(group.rollouts) for group in groups])
+        num_tokens = np.array([rollout.num_tokens for rollout in rollouts], dtype=np.int64)
+        normalizers = rollout_normalizers(num_tokens, group_index, self.config.loss.aggregation)
+        flat_advantages = np.concatenate([np.zeros(0), *advantages])
+        rows = [
+            _Row(rollout, rollout.prompt_array(), rollout.completion_array(), float(advantage), float(normalizer))
+            for rollout, advantage, normalizer in zip(rollouts, flat_advantages, normalizers, strict=True)
+            if rollout.num_tokens
+        ]
+        for row in rows:
+            if not row.prompt_ids.size:
+                raise WireError(
+                    f"attempt {row.rollout.attempt_id}: nothing predicts its first token; the prompt is empty"
+                )
+        return rows
+
+    def _accumulate(
+        self, rows: Sequence[_Row], engine_ids: Sequence[str], on_progress: Callable[[], None]
+    ) -> tuple[float, TrainedTokens]:
+        """Add the batch's gradient to the parameters, one micro-batch after the other."""
+        loss, parts = 0.0, []
+        for indices in micro_batches([row.num_inputs for row in rows], self.config.micro_batch_tokens):
+            part_loss, tokens = self._forward_backward([rows[i] for i in indices], engine_ids)
+            loss += part_loss
+            parts.append(tokens)
+            on_progress()
+        if not parts:
+            parts = [TrainedTokens(*[torch.zeros(0)] * 5)]
+        fields = TrainedTokens.__dataclass_fields__
+        return loss, TrainedTokens(**{name: torch.cat([getattr(part, name) for part in parts]) for name in fields})
+
+    def _forward_backward(self, rows: Sequence[_Row], engine_ids: Sequence[str]) -> tuple[float, TrainedTokens]:
+        device = self.model.device
+        batch = TokenBatch(
+            *(t.to(device) for t in collate([r.prompt_ids for r in rows], [r.completion_ids for r in rows]))
+        )
+        logprobs, entropies = completion_logprobs(self.model, batch, self.temperature)
+        counts = torch.tensor([row.completion_ids.size for row in rows])
+
+        def per_token(values: Sequence[float]) -> Tensor:
+            return torch.tensor(values, dtype=torch.float64).repeat_interleave(counts).to(device, logprobs.dtype)
+
+        engine_logprobs = torch.from_numpy(np.concatenate([row.rollout.logprob_array() for row in rows]))
+        ratios = importance_ratios(logprobs, engine_logprobs.to(device, logprobs.dtype))
+        advantages = per_token([row.advantage for row in rows])
+        normalizers = per_token([row.normalizer for row in rows])
+        loss = cispo_loss(logprobs, ratios, advantages, normalizers, self.config.loss.eps_max)
+        loss.backward()
+        versions = np.concatenate([row.rollout.version_array() for row in rows])
+        return float(loss), TrainedTokens(
+            learner_logprobs=logprobs.detach().cpu(),
+            engine_logprobs=engine_logprobs.to(logprobs.dtype),
+            entropies=entropies.cpu(),
+            lags=torch.from_numpy(self.policy_version - versions),
+            engine_index=torch.tensor([engine_ids.index(r.rollout.engine_id) for r in rows]).repeat_interleave(counts),
+        )
+
+    def _refusal(self, loss: float, grad_norm: float, tokens: TrainedTokens, engine_ids: Sequence[str]) -> str:
+        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
+            return f"step {self.policy_version + 1} skipped: loss {loss:.4g} and gradient norm {grad_norm:.4g}"
+        if lost := lost_engines(tokens, engine_ids):
+            return (
+                f"step {self.policy_version + 1} skipped: the policy would hardly have sampled the tokens of {lost}; "
+                "that engine serves other weights, or its logprobs are wrong"
+            )
+        return ""
+
+    def _count_skipped(self, warning: str) -> None:
+        self.num_skipped_in_a_row = self.num_skipped_in_a_row + 1 if warning else 0
+        self.num_skipped += bool(warning)
+        if self.num_skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            raise RunFailed(f"{self.num_skipped_in_a_row} optimizer steps in a row were refused; the last: {warning}")

@@ -1,0 +1,147 @@
+"""A policy: a Hugging Face causal language model in float32, and logprobs of completions under it."""
+
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from learner.packing import TokenBatch
+from pipeline.errors import ConfigError
+
+# Logits held at a time: 2**24 in float32 are 64 MiB, however large the vocabulary and however long the completions.
+MAX_LOGITS = 1 << 24
+CANARY_TOKENS = 32
+# Rounding of float32 matmuls of different shapes stays well below this; a head that scales or caps its logits does not.
+HEAD_TOLERANCE = 1e-3
+
+
+def resolve_model_path(path: str) -> Path:
+    """The directory or .gguf file that `[model] path` names; raises ConfigError when nothing can be loaded from it."""
+    if path == "builtin":
+        return Path(str(resources.files("pipeline") / "assets" / "show_your_work"))
+    found = Path(path).expanduser()
+    if not found.exists():
+        raise ConfigError(f"model.path {path}: no such directory or file; download the model first")
+    if found.is_file():
+        if found.suffix != ".gguf":
+            raise ConfigError(f"model.path {path}: a file must be .gguf; otherwise name the model's directory")
+        return found
+    if not (found / "config.json").is_file():
+        raise ConfigError(f"model.path {path}: the directory has no config.json; it is not a Hugging Face model")
+    if not any(found.glob("*.safetensors")) and not any(found.glob("pytorch_model*.bin")):
+        raise ConfigError(f"model.path {path}: the directory has a config.json but no weights (*.safetensors)")
+    return found
+
+
+def load_model(path: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Model (float32 master weights, on the GPU if there is one) and tokenizer; raises ConfigError in one line.
+
+    Evaluation mode stays on in training: the ratio to the engine is only right without dropout.
+    """
+    found = resolve_model_path(path)
+    directory, file, unpack = found, {}, {}
+    if found.is_file():
+        # Packed blocks cannot be trained, and a model that remembers them cannot be saved.
+        directory, file, unpack = (
+            found.parent,
+            {"gguf_file": found.name},
+            {"quantization_config": GgufConfig(dequantize=True)},
+        )
+    transformers_logging.disable_progress_bar()
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            directory, dtype=torch.float32, local_files_only=True, output_loading_info=True, **file, **unpack
+        )
+        tokenizer = AutoTokenizer.from_pretrained(directory, local_files_only=True, **file)
+    except Exception as e:  # transformers, safetensors and tokenizers each raise kinds of their own for a bad file
+        reason = (str(e).strip() or type(e).__name__).splitlines()[0]
+        raise ConfigError(f"model.path {path}: cannot be loaded as a causal language model: {reason}") from e
+    model, info = loaded
+    absent = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
+    if absent:
+        raise ConfigError(f"model.path {path}: {len(absent)} weights are missing or misshapen, such as {absent[0]}")
+    model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+    check_head(model)
+    return model, tokenizer
+
+
+def export_model_dir(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
+    """Write config, generation config and tokenizer, but no weights, for the engines; complete or not there at all."""
+    if directory.exists():
+        return  # a restarted learner trains the same model, and engines may be reading it
+    partial = directory.with_name(f".{directory.name}.partial")
+    model.config.save_pretrained(partial)
+    if model.generation_config is not None:
+        model.generation_config.save_pretrained(partial)
+    tokenizer.save_pretrained(partial)
+    partial.rename(directory)
+
+
+def completion_logprobs(
+    model: PreTrainedModel, batch: TokenBatch, temperature: float, max_logits: int = MAX_LOGITS
+) -> tuple[Tensor, Tensor]:
+    """log pi_T(y_t | prompt, y_<t) of every target, and the entropy of the distribution it was drawn from, in nats.
+
+    pi_T is softmax(logits / temperature) over the full vocabulary, as the engine samples it, from float32 logits (in a
+    float64 model: float64). Only completion positions go through the head. At most `max_logits` logits exist at a
+    time: beyond that the positions are cut into chunks whose logits are recomputed in the backward pass.
+
+    Returns:
+        [N] logprobs with gradient, [N] entropies without, in the order of `batch.targets`.
+    """
+    assert batch.positions.shape == batch.targets.shape and batch.positions.ndim == 1
+    hidden = model.base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
+    hidden = hidden.flatten(0, 1).index_select(0, batch.positions)
+    head: Any = model.get_output_embeddings()
+    chunk = max(1, max_logits // head.weight.shape[0])
+    if hidden.shape[0] <= chunk:
+        return _head_logprobs(hidden, head.weight, head.bias, batch.targets, temperature)
+    parts: list[tuple[Tensor, Tensor]] = [
+        checkpoint(_head_logprobs, part, head.weight, head.bias, targets, temperature, use_reentrant=False)
+        for part, targets in zip(hidden.split(chunk), batch.targets.split(chunk), strict=True)
+    ]
+    return torch.cat([logprobs for logprobs, _ in parts]), torch.cat([entropies for _, entropies in parts])
+
+
+def _head_logprobs(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float
+) -> tuple[Tensor, Tensor]:
+    dtype = torch.promote_types(hidden.dtype, torch.float32)
+    logits = torch.nn.functional.linear(hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
+    all_logprobs = torch.log_softmax(logits / temperature, dim=-1)
+    logprobs = all_logprobs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    with torch.no_grad():
+        # A token of probability 0 adds 0, not 0 * inf.
+        entropies = -torch.where(all_logprobs > -torch.inf, all_logprobs.exp() * all_logprobs, 0.0).sum(-1)
+    return logprobs, entropies
+
+
+def canary_batch(model: PreTrainedModel) -> tuple[Tensor, TokenBatch]:
+    """Token ids, [T] int64, that depend on the vocabulary only, and the batch that predicts all but the first."""
+    embeddings: Any = model.get_input_embeddings()
+    vocab_size = embeddings.weight.shape[0]
+    length = min(CANARY_TOKENS, getattr(model.config, "max_position_embeddings", CANARY_TOKENS))
+    ids = (torch.arange(length, dtype=torch.int64) * 7919 + 1) % vocab_size  # a prime step visits distinct tokens
+    ids = ids.to(model.device)
+    positions = torch.arange(length - 1, device=model.device)
+    return ids, TokenBatch(ids[:-1].unsqueeze(0), positions, ids[1:])
+
+
+@torch.no_grad()
+def check_head(model: PreTrainedModel) -> None:
+    """Raise ConfigError when the model's logits are not a plain linear map of its last hidden state.
+
+    Some architectures scale or soft-cap their logits after the head; `completion_logprobs` would be silently wrong.
+    """
+    ids, batch = canary_batch(model)
+    ours, _ = completion_logprobs(model, batch, 1.0)
+    logits = model(input_ids=batch.input_ids, use_cache=False).logits[0].to(ours.dtype)
+    theirs = torch.log_softmax(logits, dim=-1).gather(-1, ids[1:].unsqueeze(-1)).squeeze(-1)
+    if not torch.allclose(ours, theirs, atol=HEAD_TOLERANCE, rtol=0.0, equal_nan=True):
+        kind = model.config.model_type
+        raise ConfigError(f"model type {kind!r} transforms its logits after the head, which training does not support")

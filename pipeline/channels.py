@@ -1,0 +1,130 @@
+"""Typed ZeroMQ sockets: one ROUTER at the coordinator, one DEALER in every other role.
+
+A socket belongs to the thread that made it. Back-pressure is by credit (a peer never holds more than its `slots`), so
+the high-water marks are off and nothing is ever dropped by a full queue.
+"""
+
+import os
+import time
+import uuid
+from typing import Any
+
+import msgspec
+import zmq
+
+from pipeline.errors import WireError
+from pipeline.messages import FromPeer, Hello, Identify, Role, ToPeer
+
+ENDPOINT = "ipc://ipc/coordinator"  # relative to the run directory: a Unix socket path must stay under 108 bytes
+MAX_MESSAGE_BYTES = 1 << 30
+# A drain stops at whichever comes first, so that one loud peer cannot keep the loop from its other work.
+DRAIN_MESSAGES = 256
+DRAIN_BYTES = 2 << 20
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_from_peer = msgspec.msgpack.Decoder(FromPeer).decode
+_decode_to_peer = msgspec.msgpack.Decoder(ToPeer).decode
+
+
+def _decoded(decode: Any, payload: bytes, sender: str) -> Any:
+    try:
+        return decode(payload)
+    except (msgspec.DecodeError, RecursionError) as e:
+        raise WireError(f"{sender} sent {len(payload)} bytes that are not a message: {e}") from None
+
+
+class PeerSocket:
+    """A role's only connection; it introduces itself with `say_hello` and again whenever the coordinator asks."""
+
+    def __init__(self, endpoint: str, role: Role, name: str, slots: int):
+        self._hello = Hello(role=role, name=name, boot_id=uuid.uuid4().hex, pid=os.getpid(), slots=slots)
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.ROUTING_ID, name.encode())
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.LINGER, 2000)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
+        self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
+        self._socket.connect(endpoint)
+
+    def say_hello(self) -> None:
+        self.send(self._hello)
+
+    def send(self, message: Any) -> None:
+        self._socket.send(_encode(message))
+
+    def recv(self, timeout_s: float) -> Any | None:
+        """The next message, or None after `timeout_s` (0 polls). Raises WireError on bytes that are no message."""
+        deadline = time.monotonic() + timeout_s
+        while self._socket.poll(max(0, round(1000 * (deadline - time.monotonic())))):
+            message = _decoded(_decode_to_peer, self._socket.recv(), "the coordinator")
+            if not isinstance(message, Identify):
+                return message
+            self.say_hello()
+        return None
+
+    @property
+    def fd(self) -> zmq.Socket:
+        """The socket itself, for a `zmq.Poller` that also watches file descriptors."""
+        return self._socket
+
+    def close(self) -> None:
+        self._context.destroy(linger=2000)
+
+
+class RouterSocket:
+    """The coordinator's end: messages come with their sender's name."""
+
+    def __init__(self, endpoint: str):
+        self._context = zmq.Context()
+        self._context.setsockopt(zmq.MAX_SOCKETS, 4096)
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.setsockopt(zmq.RCVHWM, 0)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
+        self._socket.bind(endpoint)
+        self.num_rejected = 0
+
+    def receive(self, timeout_s: float) -> list[tuple[str, Any]]:
+        """Everything that has arrived, up to the drain bounds; waits at most `timeout_s` for the first message.
+
+        Bytes that are not a message are counted in `num_rejected` and otherwise ignored.
+        """
+        received: list[tuple[str, Any]] = []
+        num_bytes = 0
+        if not self._socket.poll(round(1000 * timeout_s)):
+            return received
+        while len(received) < DRAIN_MESSAGES and num_bytes < DRAIN_BYTES:
+            try:
+                sender = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            payload = self._socket.recv()
+            while self._socket.getsockopt(zmq.RCVMORE):  # a message of ours has one frame; the rest would be misread
+                payload = b""
+                self._socket.recv()
+            num_bytes += len(payload)
+            name = sender.decode(errors="replace")
+            try:
+                received.append((name, _decoded(_decode_from_peer, payload, name)))
+            except WireError:
+                self.num_rejected += 1
+        return received
+
+    def send(self, name: str, message: Any) -> bool:
+        """False when no peer of that name is connected."""
+        try:
+            self._socket.send(name.encode(), zmq.SNDMORE)
+            self._socket.send(_encode(message))
+        except zmq.ZMQError as e:
+            if e.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                return False
+            raise
+        return True
+
+    def close(self) -> None:
+        self._context.destroy(linger=2000)
+

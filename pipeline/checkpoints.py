@@ -1,0 +1,89 @@
+"""Checkpoints as the coordinator sees them: a directory with the learner's part and its own, published by one rename.
+
+`RUN/checkpoints/step_000010/` holds what the learner wrote and `coordinator.msgpack`. A directory whose name starts with a
+dot is unfinished and never read.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+from pipeline.coordinator.batcher import BatcherState
+from pipeline.coordinator.book import BookState
+from pipeline.errors import NguError
+
+NUM_KEPT = 2
+_FILE = "coordinator.msgpack"
+
+
+class Snapshot(msgspec.Struct):
+    """Everything but the learner's part that the run needs to go on from `policy_version`."""
+
+    policy_version: int
+    counters: dict[str, int]
+    levels: dict[str, list[int]]
+    wall_s: float
+    sampler: dict[str, object]
+    task: dict[str, object]
+    book: BookState
+    batcher: BatcherState
+
+
+def partial_dir(run_dir: Path, step: int) -> Path:
+    """Where the parts of the checkpoint at `step` are written before it is published."""
+    return run_dir / "checkpoints" / f".step_{step:06d}.partial"
+
+
+def publish(run_dir: Path, partial: Path, snapshot: Snapshot) -> Path:
+    """Add the coordinator's part and make the checkpoint visible; keeps the newest `NUM_KEPT`."""
+    data = msgspec.msgpack.encode(snapshot)
+    with (partial / _FILE).open("wb") as file:
+        file.write(xxhash.xxh3_64_digest(data) + data)
+        file.flush()
+        os.fsync(file.fileno())
+    final = run_dir / "checkpoints" / f"step_{snapshot.policy_version:06d}"
+    if final.exists():  # the last periodic checkpoint and the closing one can fall on the same step
+        shutil.rmtree(final)
+    partial.rename(final)
+    _fsync_dir(final.parent)
+    for old in _complete(run_dir)[:-NUM_KEPT]:
+        shutil.rmtree(old)
+    return final
+
+
+def load(path: Path) -> Snapshot:
+    """Raises NguError when the coordinator's part is missing or torn."""
+    try:
+        raw = (path / _FILE).read_bytes()
+        digest, data = raw[:8], raw[8:]
+        if xxhash.xxh3_64_digest(data) != digest:
+            raise ValueError("checksum mismatch")
+        return msgspec.msgpack.decode(data, type=Snapshot)
+    except (OSError, ValueError, msgspec.DecodeError) as e:
+        raise NguError(f"{path / _FILE}: unusable checkpoint ({e}); delete the directory to resume from the one before") from None
+
+
+def latest(run_dir: Path) -> Path | None:
+    """The newest checkpoint whose coordinator part is intact, or None."""
+    for path in reversed(_complete(run_dir)):
+        try:
+            load(path)
+        except NguError:
+            continue
+        return path
+    return None
+
+
+def _complete(run_dir: Path) -> list[Path]:
+    return sorted((run_dir / "checkpoints").glob("step_*"))
+
+
+def _fsync_dir(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,218 @@
+"""The verbs that start, watch and end runs. Each works from any terminal: a run is found by its directory."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from cyclopts import Parameter
+
+from pipeline import rundir
+from pipeline.config import Config, load_config
+from pipeline.errors import ConfigError, NguError
+from pipeline.progress import Progress, duration, number
+from pipeline.tasks.registry import JsonlConfig, make_task
+
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 120.0
+POLL_S = 0.1
+
+Arguments = Annotated[
+    str, Parameter(show_default=False, help="A TOML file, and settings such as learner.lr=1e-4 that override it.")
+]
+RunDir = Annotated[Path | None, Parameter(help="A new or empty directory. Default: runs/TIME-TASK-SAMPLER.")]
+Seed = Annotated[int | None, Parameter(help="Short for seed=N.")]
+Plain = Annotated[bool, Parameter(name="--no-tui", negative="", help="A line a step, for a log file.")]
+ExistingRun = Annotated[Path, Parameter(help="The directory of a run.")]
+
+
+def train(*arguments: Arguments, run_dir: RunDir = None, seed: Seed = None, no_tui: Plain = False) -> int:
+    """Train in this terminal; without a file, the built-in job."""
+    return _foreground(_new_run(arguments, run_dir, seed), resume=False, live=not no_tui)
+
+
+def start(*arguments: Arguments, run_dir: RunDir = None, seed: Seed = None) -> int:
+    """Train in the background."""
+    path = _new_run(arguments, run_dir, seed)
+    status = _spawn_supervisor(path)
+    if status is not None:
+        raise NguError(f"{path}: the run ended at once with status {status}; see {path}/logs/daemon.log")
+    shown = _shown(path)
+    print(f"{shown}\n  ngu watch {shown}\n  ngu status {shown}\n  ngu stop {shown}")
+    return 0
+
+
+def resume(run: ExistingRun, /, *, no_tui: Plain = False) -> int:
+    """Go on with a stopped, failed or killed run from its last checkpoint, in this terminal."""
+    path = rundir.find(run)
+    if rundir.read_status(path).get("state") == "finished":
+        raise ConfigError(f"{run}: the run has finished; start a new one with `ngu train {run}/config.toml`")
+    with rundir.lock(path):  # says so here if it is running, before a view opens
+        pass
+    return _foreground(path, resume=True, live=not no_tui)
+
+
+def watch(run: ExistingRun, /, *, no_tui: Plain = False) -> int:
+    """Watch a run until it ends; Ctrl-C leaves the run alone."""
+    from pipeline.view import follow, make_view
+
+    path = rundir.find(run)
+    try:
+        follow(path, make_view(not no_tui), lambda: not rundir.is_running(path))
+    except KeyboardInterrupt:
+        print(f"the run goes on; `ngu stop {run}` ends it")
+        return 0
+    return _close(path)
+
+
+def status(run: ExistingRun, /, *, json: bool = False) -> int:
+    """Say where a run stands.
+
+    Parameters
+    ----------
+    json:
+        Print the whole status as one JSON object.
+    """
+    path = rundir.find(run)
+    progress = Progress(path)
+    progress.refresh()
+    facts = progress.status | {"running": rundir.is_running(path)}
+    if json:
+        print(msgspec.json.encode(facts).decode())
+        return 0
+    print(_headline(facts))
+    for line in _status_lines(progress):
+        print(f"  {line}")
+    return 0
+
+
+def stop(run: ExistingRun, /) -> int:
+    """End a run: it saves a checkpoint and every process of it exits."""
+    path = rundir.find(run)
+    if not rundir.is_running(path):
+        print(f"{run} is not running")
+        return 0
+    pid = rundir.supervisor_pid(path)
+    if pid is None:
+        raise NguError(f"{run} is only starting or already ending; try again in a moment")
+    os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    while rundir.is_running(path):
+        if time.monotonic() > deadline:
+            raise NguError(f"{run} is still stopping after {STOP_TIMEOUT_S:.0f} s; see {path}/logs, or kill -9 {pid}")
+        time.sleep(POLL_S)
+    print(_saved(path))
+    return 0
+
+
+def _new_run(arguments: tuple[str, ...], run_dir: Path | None, seed: int | None) -> Path:
+    """Check everything that can be checked at once, then create the run directory."""
+    files = [a for a in arguments if "=" not in a or Path(a).is_file()]
+    if len(files) > 1:
+        raise ConfigError(f"one config file at most, but {', '.join(files)} were given; a setting is written key=value")
+    overrides = [a for a in arguments if a not in files]
+    if seed is not None:
+        overrides.append(f"seed={seed}")
+    config = _with_absolute_paths(load_config(files[0] if files else None, overrides))
+    make_task(config.task, config.seed)  # a missing or malformed data set is an error now, not a failed run later
+    return rundir.create(run_dir, config)
+
+
+def _with_absolute_paths(config: Config) -> Config:
+    """The roles work in the run directory, so relative paths are fixed to where the command was given."""
+    model, task = config.model, config.task
+    if model.path != "builtin":
+        if not Path(model.path).exists():
+            raise ConfigError(f"[model] path {model.path!r}: no such file or directory")
+        model = msgspec.structs.replace(model, path=str(Path(model.path).absolute()))
+    if isinstance(task, JsonlConfig):
+        eval_path = str(Path(task.eval_path).absolute()) if task.eval_path else ""
+        task = msgspec.structs.replace(task, path=str(Path(task.path).absolute()), eval_path=eval_path)
+    return msgspec.structs.replace(config, model=model, task=task)
+
+
+def _foreground(run_dir: Path, resume: bool, live: bool) -> int:
+    from pipeline import daemon
+    from pipeline.view import followed
+
+    print(_shown(run_dir), flush=True)
+    with followed(run_dir, live):
+        exit_status = daemon.run(run_dir, resume=resume)
+    _close(run_dir)
+    return exit_status
+
+
+def _close(run_dir: Path) -> int:
+    """Print the closing tables; the supervisor has written the report unless it was killed."""
+    from pipeline.closing import print_closing
+    from pipeline.report import current_summary
+
+    print_closing(current_summary(run_dir), run_dir)
+    return 0
+
+
+def _spawn_supervisor(run_dir: Path) -> int | None:
+    """Start the supervisor in a session of its own; returns its exit status if it ended before it was up."""
+    logs = run_dir / "logs"
+    logs.mkdir(exist_ok=True)
+    with (logs / "daemon.log").open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "pipeline.daemon", str(run_dir)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            return process.returncode or None
+        if rundir.read_status(run_dir) and rundir.is_running(run_dir):
+            return None
+        time.sleep(POLL_S)
+    raise NguError(f"{run_dir}: not up after {START_TIMEOUT_S:.0f} s; see {logs}/daemon.log, or `ngu stop {run_dir}`")
+
+
+def _headline(facts: dict[str, Any]) -> str:
+    state, reason = facts.get("state", "starting"), facts.get("reason", "")
+    if not facts["running"] and state not in rundir.END_STATES:
+        return f"dead: its processes ended while it was {state}; `ngu resume` goes on from the last checkpoint"
+    return f"{state}: {reason}" if reason else state
+
+
+def _status_lines(progress: Progress) -> list[str]:
+    s = progress.status
+    attempts = ", ".join(f"{count} {fate.replace('_', ' ')}" for fate, count in s.get("attempts", {}).items() if count)
+    lines = [
+        f"step {s.get('step', 0)} of {s.get('max_steps') or 'any'}, "
+        f"rollouts {s.get('rollouts', 0)} of {s.get('max_rollouts') or 'any'}, "
+        f"{duration(progress.elapsed_s)} gone, {duration(progress.time_left_s)} left",
+        f"hard pass@1 {number(s.get('hard_pass_at_1'))}, pass@1 {number(s.get('mix_pass_at_1'))}, "
+        f"reward {number(s.get('reward_mean'))}",
+        f"lag {number(s.get('lag_mean'), 2)} (max {number(s.get('lag_max'), 0)}), ESS {number(s.get('ess'))}, "
+        f"{number(s.get('rollouts_per_s'), 0)} rollouts/s, {number(s.get('tokens_per_s'), 0)} tokens/s",
+    ]
+    if attempts:
+        lines.append(f"attempts: {attempts}")
+    return lines + [f"warning: {w}" for w in s.get("warnings", [])]
+
+
+def _saved(run_dir: Path) -> str:
+    facts = rundir.read_status(run_dir)
+    found = sorted((run_dir / "checkpoints").glob("step_*"))
+    if not found:
+        return f"{facts.get('state', 'stopped')}; no step was finished, so there is no checkpoint"
+    shown = _shown(run_dir)
+    return (
+        f"{facts.get('state', 'stopped')} at step {facts.get('step', 0)}; saved {_shown(found[-1])}; ngu resume {shown}"
+    )
+
+
+def _shown(path: Path) -> str:
+    """As short as it can be typed from here."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)

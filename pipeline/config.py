@@ -1,0 +1,253 @@
+"""The one schema of a run: a TOML file plus `key=value` overrides, checked strictly and stored with the run.
+
+A rule that holds for one field or one section lives here; what needs the file system or a library (does the model
+exist, is the data set empty) is checked by whoever owns that thing, with a ConfigError too.
+"""
+
+import difflib
+import math
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_type_hints
+
+import msgspec
+
+from pipeline.errors import ConfigError
+from pipeline.tasks.registry import ShowYourWorkConfig, TaskConfig
+from samplers.never_give_up import NeverGiveUpConfig
+from samplers.registry import SamplerConfig
+
+PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
+NonNegativeInt = Annotated[int, msgspec.Meta(ge=0)]
+NonNegative = Annotated[float, msgspec.Meta(ge=0.0)]
+Positive = Annotated[float, msgspec.Meta(gt=0.0)]
+Frac = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Base of every config table."""
+
+
+class ModelConfig(Section):
+    """`path` is a Hugging Face model directory, a .gguf file, or "builtin" for the tiny arithmetic model."""
+
+    path: str = "builtin"
+    chat_template: Literal["auto", "never"] = "auto"
+
+
+class SamplingConfig(Section):
+    """Sampling of training rollouts. The learner scores the full distribution at the same temperature."""
+
+    temperature: float = 1.0
+    max_new_tokens: PositiveInt = 70
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+
+    def __post_init__(self):
+        if not (math.isfinite(self.temperature) and self.temperature > 0):
+            raise ValueError("temperature must be above 0: a greedy policy has no logprobs to learn from")
+        if self.top_p != 1.0 or self.top_k != 0 or self.min_p != 0.0:
+            raise ValueError(
+                "top_p, top_k and min_p must stay 1.0, 0 and 0.0: engine logprobs under a truncated distribution "
+                "do not match the learner's"
+            )
+
+
+class EnginesConfig(Section):
+    """`embedded` covers qwen2, qwen3 and llama architectures, `transformers` the rest, `fake` none at all (tests)."""
+
+    kind: Literal["auto", "embedded", "transformers", "fake"] = "auto"
+    count: PositiveInt = 1
+    slots: PositiveInt = 64
+
+
+ExtractRule = Literal["auto", "boxed", "hash", "answer"]
+
+
+class VerifierConfig(Section):
+    r"""`extract` says where a completion's final answer stands: the last `\boxed{x}`, `#### x` or `Answer: x`; `auto`
+    takes the first of these that the text holds.
+    """
+
+    num_workers: PositiveInt = 1
+    deadline_s: Positive = 5.0
+    max_unknown_frac: Frac = 0.5
+    extract: ExtractRule = "auto"
+
+
+class LossConfig(Section):
+    """CISPO: the gradient of each token's log-probability, weighted by its truncated importance ratio and advantage.
+
+    `eps_max` caps the ratio. `aggregation` sets the objective (METHODS: the loss mean decides how much a hard problem
+    weighs): `token` divides by the batch's tokens, `sequence` averages rollouts, `prompt` averages groups.
+    """
+
+    kind: Literal["cispo"] = "cispo"
+    eps_max: Positive = 5.0
+    aggregation: Literal["token", "sequence", "prompt"] = "token"
+
+
+class AdvantageConfig(Section):
+    """`standardized` is (r - mean)/std over the whole chain, `centered` leaves out the std; `clip` bounds |A|.
+
+    With `anchor` positives keep their advantage and the others are rescaled so that the trained group sums to 0.
+    """
+
+    kind: Literal["centered", "standardized"] = "standardized"
+    anchor: bool = False
+    clip: Positive = 4.0
+
+
+class LearnerConfig(Section):
+    """`batch_by` says what `batch_size` counts: `attempts` launched (zero-variance groups are not replaced),
+    `completions` trained, or `groups` trained (both refill).
+    """
+
+    lr: NonNegative = 1e-4
+    betas: tuple[float, float] = (0.9, 0.99)
+    weight_decay: NonNegative = 0.0
+    warmup_steps: NonNegativeInt = 5
+    max_grad_norm: Positive = 1.0
+    batch_by: Literal["attempts", "completions", "groups"] = "attempts"
+    batch_size: PositiveInt = 384
+    micro_batch_tokens: PositiveInt = 4096
+    advantage: AdvantageConfig = msgspec.field(default_factory=AdvantageConfig)
+    loss: LossConfig = msgspec.field(default_factory=LossConfig)
+
+
+class StalenessConfig(Section):
+    """`max_lag` bounds launches: at most (max_lag + 1) batches are waiting, in training or in flight together.
+
+    0 is the synchronous mode: generate a batch, train on it, publish, generate the next. `correct` trains whatever
+    arrives, with truncated weights; `drop` leaves out groups that hold a token older than `max_lag` versions.
+    """
+
+    max_lag: NonNegativeInt = 2
+    policy: Literal["correct", "drop"] = "correct"
+
+
+class EvalConfig(Section):
+    """Evaluation on the task's held-out problems before, during (every `every_steps`, in flight) and after training."""
+
+    every_steps: NonNegativeInt = 5
+    num_rollouts: PositiveInt = 1
+    final_num_rollouts: PositiveInt = 4
+
+
+class DaemonConfig(Section):
+    """`checkpoint_every_steps = 0` keeps only the final checkpoint."""
+
+    checkpoint_every_steps: NonNegativeInt = 10
+    max_restarts: NonNegativeInt = 3
+
+
+class Config(Section):
+    """A run. It ends after `max_steps` optimizer steps or `max_rollouts` training rollouts, whichever is first; 0 is no
+    limit.
+    """
+
+    seed: int = 0
+    max_steps: NonNegativeInt = 0
+    max_rollouts: NonNegativeInt = 11_904
+    task: TaskConfig = msgspec.field(default_factory=ShowYourWorkConfig)
+    model: ModelConfig = msgspec.field(default_factory=ModelConfig)
+    sampling: SamplingConfig = msgspec.field(default_factory=SamplingConfig)
+    sampler: SamplerConfig = msgspec.field(default_factory=NeverGiveUpConfig)
+    engines: EnginesConfig = msgspec.field(default_factory=EnginesConfig)
+    verifier: VerifierConfig = msgspec.field(default_factory=VerifierConfig)
+    learner: LearnerConfig = msgspec.field(default_factory=LearnerConfig)
+    staleness: StalenessConfig = msgspec.field(default_factory=StalenessConfig)
+    eval: EvalConfig = msgspec.field(default_factory=EvalConfig)
+    daemon: DaemonConfig = msgspec.field(default_factory=DaemonConfig)
+
+    def __post_init__(self):
+        if not (self.max_steps or self.max_rollouts):
+            raise ValueError("set max_steps or max_rollouts, or the run would never end")
+
+
+# A table that only changes fields of the default alternative need not repeat its name.
+_DEFAULT_KINDS = {"task": "show_your_work", "sampler": "never_give_up"}
+
+
+def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Config:
+    """Read a TOML file (or the defaults) and apply `section.key=value` overrides; raises ConfigError."""
+    if path is None:
+        raw: dict[str, Any] = {}
+    else:
+        try:
+            raw = tomllib.loads(Path(path).read_text())
+        except FileNotFoundError:
+            raise ConfigError(f"{path}: no such file; `ngu init` writes a commented one") from None
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
+            raise ConfigError(f"{path}: not a readable TOML file: {e}") from None
+    for override in overrides:
+        _apply_override(raw, override)
+    return parse_config(raw, str(path) if path else "config")
+
+
+def parse_config(raw: dict[str, Any], where: str) -> Config:
+    """Check a config given as plain tables; `where` names it in errors. Raises ConfigError."""
+    raw = dict(raw)
+    for section, default in _DEFAULT_KINDS.items():
+        if isinstance(table := raw.get(section), dict):
+            raw[section] = {"kind": default} | table
+    try:
+        return msgspec.convert(raw, Config, strict=True)
+    except msgspec.ValidationError as e:
+        raise ConfigError(f"{where}: {_explain(raw, str(e))}") from None
+
+
+def dump_config(config: Config) -> dict[str, Any]:
+    """The resolved config as builtins; `parse_config` gives the same config back."""
+    return msgspec.to_builtins(config)
+
+
+def _apply_override(raw: dict[str, Any], override: str) -> None:
+    key, sep, literal = override.partition("=")
+    if not sep or not key.strip():
+        raise ConfigError(f"{override!r}: an override is written section.key=value")
+    try:
+        value = tomllib.loads(f"x = {literal}")["x"]
+    except tomllib.TOMLDecodeError:
+        value = literal.strip()  # a bare word is a string, so shells need no double quoting
+    *tables, leaf = key.strip().split(".")
+    table = raw
+    for name in tables:
+        table = table.setdefault(name, {})
+        if not isinstance(table, dict):
+            raise ConfigError(f"{override!r}: {name} is a value, not a table")
+    if leaf == "kind" and table.get("kind") not in (value, None):
+        table.clear()  # the other alternative's fields would be unknown to this one
+    table[leaf] = value
+
+
+def _explain(raw: dict[str, Any], message: str) -> str:
+    """msgspec's message with the path in the user's words and, for an unknown name, the nearest known one."""
+    text, _, path = message.partition(" - at `$")
+    path = path.rstrip("`").lstrip(".")
+    where = f"[{path}] " if path else ""
+    if "unknown field" in text:
+        name = text.split("`")[1]
+        known = _fields_at(raw, path)
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
+        return f"{where}unknown key {name!r}; {hint}"
+    if "missing required field" in text:
+        return f"{where}the key {text.split('`')[1]!r} is missing"
+    return f"{where}{text[:1].lower()}{text[1:]}"
+
+
+def _fields_at(raw: dict[str, Any], path: str) -> list[str]:
+    kind: Any = Config
+    value: Any = raw
+    for name in filter(None, path.split(".")):
+        kind = get_type_hints(kind)[name]
+        value = value[name]
+        for option in get_args(kind):
+            tag = getattr(getattr(option, "__struct_config__", None), "tag", None)
+            if isinstance(value, dict) and tag == value.get("kind"):
+                kind = option
+    names = [f.encode_name for f in msgspec.structs.fields(kind)]
+    return names + (["kind"] if kind.__struct_config__.tag else [])

@@ -1,0 +1,61 @@
+"""The coordinator's process: `python -m pipeline.coordinator RUN_DIR [--resume CHECKPOINT]`."""
+
+import argparse
+import os
+import signal
+from pathlib import Path
+
+from pipeline import checkpoints
+from pipeline.channels import ENDPOINT, RouterSocket
+from pipeline.coordinator.loop import Coordinator
+from pipeline.coordinator.status import StatusFile
+from pipeline.errors import NguError
+from pipeline.ledger import Ledger
+from pipeline.metrics import open_sinks
+from pipeline.role import run_role
+from pipeline.rundir import read_config
+from pipeline.tasks.registry import make_task
+from samplers.registry import make_sampler
+
+TURN_TIMEOUT_S = 0.1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--resume", type=Path)
+    args = parser.parse_args()
+    run_dir: Path = args.run_dir.absolute()
+    os.chdir(run_dir)
+    config = read_config(run_dir)
+    task = make_task(config.task, config.seed)
+    sampler = make_sampler(config.sampler, task, config.seed)
+    (run_dir / "ipc").mkdir(mode=0o700, exist_ok=True)
+    transport, ledger, sink = RouterSocket(ENDPOINT), Ledger(run_dir / "ledger.sqlite"), open_sinks(run_dir)
+    coordinator = Coordinator(run_dir, config, transport, task, sampler, ledger, sink)
+    if args.resume:
+        coordinator.restore(checkpoints.load(args.resume))
+    else:
+        ledger.rewind(step=0, keep=[])  # a run that died before its first checkpoint starts over
+
+    def request_stop(signum: int, frame: object) -> None:
+        coordinator.stop_requested = True
+
+    signal.signal(signal.SIGTERM, request_stop)
+    status = StatusFile(run_dir)
+    try:
+        while not coordinator.ended:
+            coordinator.turn(TURN_TIMEOUT_S)
+            status.update(coordinator)
+        status.update(coordinator, coordinator.state)
+    except NguError as e:
+        status.update(coordinator, "failed", e.message)
+        raise
+    finally:
+        ledger.close()
+        sink.close()
+        transport.close()
+
+
+if __name__ == "__main__":
+    run_role(main)

@@ -1,0 +1,180 @@
+"""Open chains and the attempts in flight for them: who is owed what, kept in memory and saved with a checkpoint.
+
+The book turns launches into attempts, attempts into finished rounds, and a decision into a group. It talks to no
+socket and knows no policy.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from pipeline.messages import Group, Purpose, Rollout, SamplingParams, Verdict, VerifyJob, Work
+from samplers.base import Launch, Outcome, Problem
+
+# After this many unusable verdicts or engine failures for the same place in a round the place stays empty, so that one
+# answer that always breaks its verifier cannot be sampled for ever.
+MAX_TRIES = 5
+
+
+class Result(msgspec.Struct, frozen=True, array_like=True):
+    rollout: Rollout
+    verdict: Verdict
+
+
+class OpenRound(msgspec.Struct):
+    """A round in flight. `results[i]` is filled when place i is judged; `num_missing` counts the places still owed."""
+
+    round: int
+    results: list[Result | None]
+    num_missing: int
+
+
+class OpenChain(msgspec.Struct):
+    """A chain that may still get rounds: everything judged so far, in launch order, and the round in flight if any."""
+
+    chain_id: int
+    problem: Problem
+    judged: list[Result]
+    round_sizes: list[int]
+    current: OpenRound | None
+
+
+class Place(msgspec.Struct):
+    """Where an attempt's result belongs. `rollout` is set while it waits for its verdict."""
+
+    work: Work
+    index: int
+    tries: int
+    rollout: Rollout | None = None
+
+
+class BookState(msgspec.Struct):
+    chains: list[OpenChain]
+
+
+class Book:
+    def __init__(self, sampling: SamplingParams, next_attempt_id: int):
+        self._sampling = sampling
+        self._next_attempt_id = next_attempt_id
+        self.chains: dict[int, OpenChain] = {}
+        self.places: dict[int, Place] = {}
+        self.num_in_flight = 0  # training attempts in rounds that have not finished, judged places included
+
+    # --- launching ---
+
+    def open_round(self, launch: Launch) -> list[Work]:
+        chain = self.chains.get(launch.chain_id)
+        if chain is None:
+            chain = OpenChain(launch.chain_id, launch.problem, [], [], None)
+            self.chains[launch.chain_id] = chain
+        assert chain.current is None, f"chain {launch.chain_id} already has a round in flight"
+        chain.current = OpenRound(launch.round, [None] * launch.num_rollouts, launch.num_rollouts)
+        self.num_in_flight += launch.num_rollouts
+        return self._relaunch(chain, range(launch.num_rollouts))
+
+    def new_attempt(self, problem: Problem, chain_id: int, round: int, index: int, purpose: Purpose, tries: int) -> Work:
+        work = Work(self._next_attempt_id, chain_id, round, problem, self._sampling, purpose)
+        self._next_attempt_id += 1
+        self.places[work.attempt_id] = Place(work, index, tries)
+        return work
+
+    def _relaunch(self, chain: OpenChain, indices: Iterable[int]) -> list[Work]:
+        assert chain.current is not None
+        return [
+            self.new_attempt(chain.problem, chain.chain_id, chain.current.round, i, "train", tries=1) for i in indices
+        ]
+
+    # --- results ---
+
+    def hold_for_verdict(self, rollout: Rollout) -> VerifyJob | None:
+        """The verify job of a rollout, or None if nobody waits for that attempt (it was already replaced)."""
+        place = self.places.get(rollout.attempt_id)
+        if place is None or place.rollout is not None:
+            return None
+        place.rollout = rollout
+        truncated = rollout.finish_reason == "length"
+        return VerifyJob(rollout.attempt_id, place.work.problem, rollout.text, truncated)
+
+    def replace(self, attempt_id: int) -> Work | None:
+        """Give the attempt's place to a new attempt; None when it has been tried `MAX_TRIES` times: it stays empty."""
+        place = self.places.pop(attempt_id)
+        if place.tries >= MAX_TRIES:
+            return None
+        w = place.work
+        return self.new_attempt(w.problem, w.chain_id, w.round, place.index, w.purpose, place.tries + 1)
+
+    def settle(self, place: Place, result: Result | None) -> OpenChain | None:
+        """Fill a place (None leaves it empty for good); the chain, if that finished its round."""
+        chain = self.chains[place.work.chain_id]
+        current = chain.current
+        assert current is not None and current.round == place.work.round
+        current.results[place.index] = result
+        current.num_missing -= 1
+        return chain if current.num_missing == 0 else None
+
+    def finish_round(self, chain: OpenChain, learner_version: int) -> Outcome | None:
+        """Close the round in flight; None if not one of its rollouts could be judged."""
+        current = chain.current
+        assert current is not None and current.num_missing == 0
+        results = [r for r in current.results if r is not None]
+        self.num_in_flight -= len(current.results)
+        chain.current = None
+        if not results:
+            return None
+        chain.judged.extend(results)
+        chain.round_sizes.append(len(results))
+        versions = [v for r in results if (v := r.rollout.oldest_version) is not None]
+        return Outcome(
+            chain_id=chain.chain_id,
+            round=current.round,
+            rewards=tuple(r.verdict.reward for r in results),
+            correct=tuple(r.verdict.outcome == "correct" for r in results),
+            truncated=tuple(r.rollout.finish_reason == "length" for r in results),
+            num_tokens=sum(r.rollout.num_tokens for r in results),
+            oldest_version=min(versions, default=learner_version),
+            learner_version=learner_version,
+        )
+
+    # --- closing ---
+
+    def close_chain(self, chain_id: int) -> OpenChain:
+        return self.chains.pop(chain_id)
+
+    @property
+    def num_open_rounds(self) -> int:
+        return sum(1 for c in self.chains.values() if c.current)
+
+    # --- checkpoints ---
+
+    def state(self) -> BookState:
+        return BookState(list(self.chains.values()))
+
+    def restore(self, state: BookState) -> list[Work]:
+        """Take the saved chains over; returns new attempts for the places that were in flight then."""
+        self.chains = {c.chain_id: c for c in state.chains}
+        work: list[Work] = []
+        for chain in self.chains.values():
+            if (current := chain.current) is not None:
+                self.num_in_flight += len(current.results)
+                owed = [i for i, r in enumerate(current.results) if r is None][: current.num_missing]
+                work.extend(self._relaunch(chain, owed))
+        return work
+
+    def judged_attempts(self) -> list[int]:
+        """Ids of the attempts that open chains hold results of."""
+        held = [r for c in self.chains.values() for r in c.judged]
+        held += [r for c in self.chains.values() if c.current for r in c.current.results if r is not None]
+        return [r.rollout.attempt_id for r in held]
+
+
+def make_group(chain: OpenChain, keep: tuple[int, ...]) -> Group:
+    kept = [chain.judged[i] for i in keep]
+    return Group(
+        chain_id=chain.chain_id,
+        problem=chain.problem,
+        rollouts=tuple(r.rollout for r in kept),
+        verdicts=tuple(r.verdict for r in kept),
+        draw_indices=keep,
+        chain_rewards=tuple(r.verdict.reward for r in chain.judged),
+        round_sizes=tuple(chain.round_sizes),
+    )

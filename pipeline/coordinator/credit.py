@@ -1,0 +1,78 @@
+"""A queue whose consumers are peers with credit: no peer ever holds more items than its slots."""
+
+from collections import deque
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class CreditQueue(Generic[T]):
+    """Items by attempt id, handed out in order to the peer with the most free slots."""
+
+    def __init__(self):
+        self._waiting: deque[tuple[int, T]] = deque()
+        self._held: dict[str, dict[int, T]] = {}
+        self._slots: dict[str, int] = {}
+        self._holder: dict[int, str] = {}
+
+    def put(self, item_id: int, item: T, urgent: bool = False) -> None:
+        """Urgent items go before all others: what they complete has already been paid for."""
+        (self._waiting.appendleft if urgent else self._waiting.append)((item_id, item))
+
+    def add_peer(self, name: str, slots: int) -> None:
+        self._slots[name] = slots
+        self._held.setdefault(name, {})
+
+    def remove_peer(self, name: str) -> dict[int, T]:
+        """Forget a peer; returns what it held."""
+        self._slots.pop(name, None)
+        held = self._held.pop(name, {})
+        for item_id in held:
+            del self._holder[item_id]
+        return held
+
+    def done(self, item_id: int) -> bool:
+        """Return the credit of a finished item; False if no peer holds it."""
+        name = self._holder.pop(item_id, None)
+        if name is None:
+            return False
+        del self._held[name][item_id]
+        return True
+
+    def assign(self) -> dict[str, list[T]]:
+        """Move waiting items to peers with free slots; returns what each peer is to be sent."""
+        out: dict[str, list[T]] = {}
+        free = {name: slots - len(self._held[name]) for name, slots in self._slots.items()}
+        while self._waiting and free:
+            name = max(free, key=free.__getitem__)
+            if free[name] <= 0:
+                break
+            item_id, item = self._waiting.popleft()
+            self._held[name][item_id] = item
+            self._holder[item_id] = name
+            free[name] -= 1
+            out.setdefault(name, []).append(item)
+        return out
+
+    def discard(self, item_ids: set[int]) -> dict[str, list[int]]:
+        """Take items out wherever they are; returns, by peer, the ids it held and must cancel."""
+        self._waiting = deque(entry for entry in self._waiting if entry[0] not in item_ids)
+        cancelled: dict[str, list[int]] = {}
+        for item_id in item_ids:
+            name = self._holder.get(item_id)
+            if name is not None:
+                self.done(item_id)
+                cancelled.setdefault(name, []).append(item_id)
+        return cancelled
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_held(self) -> int:
+        return len(self._holder)
+
+    @property
+    def num_slots(self) -> int:
+        return sum(self._slots.values())

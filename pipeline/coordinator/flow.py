@@ -1,0 +1,240 @@
+"""What happens to attempts: from a launch through rollout and verdict to a closed group. It knows queues, not peers."""
+
+import time
+from typing import Any
+
+from pipeline import staleness
+from pipeline.config import Config
+from pipeline.coordinator.batcher import Batcher
+from pipeline.coordinator.book import Book, OpenChain, Place, Result, make_group
+from pipeline.coordinator.credit import CreditQueue
+from pipeline.coordinator.evaluation import Evaluation, Phase
+from pipeline.coordinator.tally import Tally
+from pipeline.errors import RunFailed, WireError
+from pipeline.ledger import Fate, Ledger
+from pipeline.messages import AttemptFailed, Group, Rollout, SamplingParams, Verdict, VerifyJob, Work
+from pipeline.tasks.base import TaskSource
+from samplers.base import Launch, Sampler
+
+EVAL_CHAIN = -1
+
+
+class AttemptFlow:
+    """Every attempt from its launch to its one end."""
+
+    def __init__(self, config: Config, sampler: Sampler, ledger: Ledger, tally: Tally):
+        self.config = config
+        self.sampler = sampler
+        self.ledger = ledger
+        self.tally = tally
+        sampling = SamplingParams(config.sampling.temperature, config.sampling.max_new_tokens)
+        self.book = Book(sampling, ledger.next_attempt_id())
+        self.batcher = Batcher(config.learner.batch_by, config.learner.batch_size)
+        self.work: CreditQueue[Work] = CreditQueue()
+        self.jobs: CreditQueue[VerifyJob] = CreditQueue()
+        self.evaluation: Evaluation | None = None
+        self.policy_version = 0
+
+    # --- launching ---
+
+    def launch(self) -> None:
+        """Keep engines full, within what staleness admits and the run's budget allows."""
+        by_groups = self.config.learner.batch_by == "groups"
+        in_flight = self.book.num_open_rounds if by_groups else self.book.num_in_flight
+        lag, size = self.config.staleness.max_lag, self.config.learner.batch_size
+        room = staleness.room(lag, size, self.batcher.num_waiting, in_flight)
+        # A short queue behind the engines' slots hides the round trip to them without adding to lag.
+        queue_room = self.work.num_slots + self.work.num_slots // 2 - self.work.num_held - self.work.num_waiting
+        while room > 0 and queue_room > 0 and self._budget_left() > 0:
+            launches = self.sampler.propose(1)
+            if not launches:
+                break
+            for launch in launches:
+                self._open(launch)
+                room -= 1 if by_groups else launch.num_rollouts
+                queue_room -= launch.num_rollouts
+
+    def _open(self, launch: Launch) -> None:
+        self.tally.launched(launch)
+        for work in self.book.open_round(launch):
+            self.queue(work)
+
+    def _budget_left(self) -> int:
+        limit = self.config.max_rollouts
+        return limit - self.tally.counters["launched"] if limit else 1
+
+    def queue(self, work: Work, urgent: bool = False) -> None:
+        if work.purpose == "train":
+            self.ledger.launch([work])
+        self.work.put(work.attempt_id, work, urgent)
+
+    # --- what comes back ---
+
+    def on_rollout(self, rollout: Rollout) -> None:
+        self.work.done(rollout.attempt_id)
+        if rollout.attempt_id not in self.book.places:
+            self.tally.count("late_rollouts")  # already replaced: its engine was thought lost, or it was cancelled
+            return
+        try:
+            rollout.check()
+        except WireError as e:
+            self._refuse(rollout.attempt_id, e)
+            return
+        job = self.book.hold_for_verdict(rollout)
+        if job is not None:
+            self.tally.rollout(rollout)
+            self.jobs.put(rollout.attempt_id, job)
+
+    def on_verdict(self, attempt_id: int, verdict: Verdict) -> None:
+        self.jobs.done(attempt_id)
+        place = self.book.places.get(attempt_id)
+        if place is None or place.rollout is None:
+            return
+        try:
+            verdict.check()
+        except WireError as e:
+            self._refuse(attempt_id, e)
+            return
+        self._watch_unknown(self.tally.verdict(verdict), verdict)
+        if verdict.outcome == "unknown":
+            self.fail(attempt_id, verdict.detail)
+            return
+        del self.book.places[attempt_id]
+        if place.work.purpose == "train":
+            self.ledger.judge(place.rollout, verdict)
+        self._settle(place, Result(place.rollout, verdict))
+
+    def on_attempt_failed(self, message: AttemptFailed) -> None:
+        self.work.done(message.attempt_id)
+        if message.attempt_id not in self.book.places:
+            return
+        if message.retryable:
+            self.tally.count("error/engine")
+            self.fail(message.attempt_id, message.reason)
+            return
+        self.tally.warn(message.reason)
+        place = self.book.places.pop(message.attempt_id)
+        self._end([message.attempt_id], "failed", place.work.purpose)
+        self._settle(place, None)
+
+    def _refuse(self, attempt_id: int, error: WireError) -> None:
+        self.tally.count("error/wire")
+        self.fail(attempt_id, error.message)
+
+    def _watch_unknown(self, unknown_frac: float | None, verdict: Verdict) -> None:
+        limit = self.config.verifier.max_unknown_frac
+        if unknown_frac is not None and unknown_frac > limit:
+            raise RunFailed(
+                f"the verifier could not judge {unknown_frac:.0%} of recent rollouts (limit {limit:.0%}; last: "
+                f"{verdict.detail or 'no detail'}); fix it and `ngu resume`, or raise verifier.max_unknown_frac"
+            )
+
+    # --- the end of an attempt, a round, a chain ---
+
+    def _end(self, attempt_ids: list[int], fate: Fate, purpose: str = "train") -> None:
+        if purpose == "train":
+            self.ledger.end(attempt_ids, fate)
+
+    def fail(self, attempt_id: int, reason: str) -> None:
+        """End an attempt as failed and put a new one in its place, or leave the place empty after too many tries."""
+        place = self.book.places[attempt_id]
+        self._end([attempt_id], "failed", place.work.purpose)
+        replacement = self.book.replace(attempt_id)
+        if replacement is None:
+            self.tally.warn(f"{place.work.problem.problem_id}: no usable rollout after many tries ({reason})")
+            self._settle(place, None)
+        else:
+            self.queue(replacement, urgent=True)
+
+    def _settle(self, place: Place, result: Result | None) -> None:
+        if place.work.purpose == "eval":
+            if self.evaluation is not None:  # None: the run was stopped in the middle of it
+                self.evaluation.settle(place.work.problem, result)
+            return
+        chain = self.book.settle(place, result)
+        if chain is not None:
+            self._finish_round(chain)
+
+    def _finish_round(self, chain: OpenChain) -> None:
+        outcome = self.book.finish_round(chain, self.policy_version)
+        if outcome is None:
+            self.sampler.abandon(chain.chain_id)
+            self._close_chain(chain.chain_id, "failed")
+            return
+        self.tally.round(chain.problem.level, outcome)
+        group: Group | None = None
+        for decision in self.sampler.observe(outcome):
+            self.tally.count(f"decision/{decision.reason}")
+            if decision.action == "train":
+                closed = self.book.close_chain(decision.chain_id)
+                group = make_group(closed, decision.keep)
+                kept = set(decision.keep)
+                left_out = [r.rollout.attempt_id for i, r in enumerate(closed.judged) if i not in kept]
+                self._end(left_out, "filtered")
+            elif decision.action == "drop":
+                self._close_chain(decision.chain_id, "given_up" if decision.reason == "gave_up" else "filtered")
+        self.batcher.add_round(len(outcome.rewards), group)
+
+    def _close_chain(self, chain_id: int, fate: Fate) -> None:
+        chain = self.book.close_chain(chain_id)
+        self._end([r.rollout.attempt_id for r in chain.judged], fate)
+
+    # --- batches ---
+
+    def next_batch(self) -> list[Group]:
+        """Groups for one optimizer step, judged for staleness now; empty if no full batch holds anything to train."""
+        while self.batcher.ready:
+            groups = [g for g in self.batcher.take() if self._admit(g)]
+            if groups:
+                return groups
+            self.batcher.consumed()
+            self.tally.count("empty_batches")
+        return []
+
+    def _admit(self, group: Group) -> bool:
+        rule = self.config.staleness
+        if staleness.admit(group, self.policy_version, rule.max_lag, rule.policy):
+            return True
+        self._end([r.attempt_id for r in group.rollouts], "stale")
+        self.tally.stale(group)
+        return False
+
+    def trained(self, groups: tuple[Group, ...]) -> None:
+        """The learner finished the step that brought it to `policy_version`."""
+        for group in groups:
+            self.ledger.end([r.attempt_id for r in group.rollouts], "trained", self.policy_version)
+            self.tally.trained(group)
+        self.batcher.consumed()
+
+    # --- evaluation ---
+
+    def start_evaluation(self, phase: Phase, task: TaskSource, num_rollouts: int) -> None:
+        self.evaluation = Evaluation(phase, self.policy_version, task.eval_problems(), num_rollouts)
+        for problem in self.evaluation.launches:
+            self.queue(self.book.new_attempt(problem, EVAL_CHAIN, 0, 0, "eval", tries=1))
+
+    def end_evaluation(self, task: TaskSource) -> dict[str, Any]:
+        """The record of the evaluation that has just finished."""
+        assert self.evaluation is not None and self.evaluation.num_missing == 0
+        record = self.evaluation.record(task.level_weights(), task.hard_levels) | {"time": time.time()}
+        self.evaluation = None
+        self.tally.evaluated(record)
+        return record
+
+    # --- leaving and coming back ---
+
+    def waiting_attempts(self) -> list[int]:
+        """Attempts that are judged and wait for their chain to close or their group to be trained."""
+        return [r.attempt_id for g in self.batcher.groups for r in g.rollouts] + self.book.judged_attempts()
+
+    def cancel_in_flight(self) -> dict[str, list[int]]:
+        """Drop every running attempt; returns, by engine, what it must be told to cancel."""
+        flying = {a: p.work.purpose for a, p in self.book.places.items()}
+        self.jobs.discard(set(flying))
+        self.book.places.clear()
+        self._end([a for a, purpose in flying.items() if purpose == "train"], "cancelled")
+        return self.work.discard(set(flying))
+
+    def cancel_waiting(self) -> None:
+        """The run is finished: what was never trained will not be."""
+        self._end(self.waiting_attempts(), "cancelled")

@@ -1,0 +1,347 @@
+"""The loop that joins sampler, engines, verifiers and learner.
+
+One turn: drain the socket, let every message change the books, launch and hand out what now may be, commit the ledger,
+and only then send. Nothing here blocks and nothing waits for a particular peer, so any message unblocks it.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from pipeline import checkpoints
+from pipeline.checkpoints import Snapshot
+from pipeline.config import Config
+from pipeline.coordinator.evaluation import Phase
+from pipeline.coordinator.flow import AttemptFlow
+from pipeline.coordinator.tally import Tally
+from pipeline.errors import RunFailed
+from pipeline.ledger import Ledger
+from pipeline.messages import (
+    PROTOCOL_VERSION,
+    AttemptFailed,
+    Batch,
+    BatchRequest,
+    Cancel,
+    Heartbeat,
+    Hello,
+    Identify,
+    Judgements,
+    NewWeights,
+    PeerFailed,
+    Rollouts,
+    StepDone,
+    Stop,
+    VerifyJobs,
+    WeightsLoaded,
+    WeightsNotice,
+    WorkItems,
+)
+from pipeline.metrics import MetricSink
+from pipeline.tasks.base import TaskSource
+from samplers.base import Sampler
+
+State = Literal["starting", "evaluating", "training", "stopping", "finished", "stopped"]
+
+
+class Transport(Protocol):
+    """`channels.RouterSocket`, or a fake that drives the loop on a virtual clock."""
+
+    def receive(self, timeout_s: float) -> list[tuple[str, Any]]: ...
+
+    def send(self, name: str, message: Any) -> bool: ...
+
+
+class Coordinator:
+    """Peers, weights, the learner's turn and the phases of a run; `AttemptFlow` does the rest."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        config: Config,
+        transport: Transport,
+        task: TaskSource,
+        sampler: Sampler,
+        ledger: Ledger,
+        sink: MetricSink,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        self.run_dir = run_dir
+        self.config = config
+        self.transport = transport
+        self.task = task
+        self.sampler = sampler
+        self.ledger = ledger
+        self.sink = sink
+        self.tally = Tally(clock)
+        self.flow = AttemptFlow(config, sampler, ledger, self.tally)
+        self.state: State = "starting"
+        self.stop_requested = False
+        self.peers: dict[str, Hello] = {}
+        self.peer_stats: dict[str, dict[str, float]] = {}
+        self.engine_versions: dict[str, int] = {}
+        self.weights: WeightsNotice | None = None
+        self.training: Batch | None = None
+        self.learner_waiting = False
+        self.last_eval_step = 0
+        self.resumed = False
+        self.outbox: list[tuple[str, Any]] = []
+
+    @property
+    def policy_version(self) -> int:
+        return self.flow.policy_version
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ("finished", "stopped")
+
+    # --- the loop ---
+
+    def turn(self, timeout_s: float) -> None:
+        """Wait at most `timeout_s` for messages, then do everything they allow."""
+        for name, message in self.transport.receive(timeout_s):
+            self._handle(name, message)
+        self._advance()
+        self._hand_out()
+        self.ledger.commit()
+        outbox, self.outbox = self.outbox, []
+        for name, message in outbox:
+            if not self.transport.send(name, message):
+                self._lose_peer(name)
+
+    def _advance(self) -> None:
+        if self.stop_requested and self.state not in ("stopping", "stopped", "finished"):
+            self.flow.evaluation = None
+            self._close_run()
+        elif self.state == "starting":
+            if self._engines_current() and self.flow.jobs.num_slots:
+                self._start_phase("before")
+        elif self.state == "evaluating":
+            self._end_evaluation_if_complete()
+        elif self.state == "training":
+            self._train()
+
+    def _train(self) -> None:
+        self._end_evaluation_if_complete()
+        self.flow.launch()
+        self._feed_learner()
+        if self._training_is_over():
+            if self._engines_current():
+                self._start_phase("after")
+        else:
+            self._evaluate_if_due()
+
+    def _hand_out(self) -> None:
+        for name, items in self.flow.work.assign().items():
+            self.outbox.append((name, WorkItems(tuple(items))))
+        for name, jobs in self.flow.jobs.assign().items():
+            self.outbox.append((name, VerifyJobs(tuple(jobs))))
+
+    # --- peers ---
+
+    def _handle(self, name: str, message: Any) -> None:
+        if isinstance(message, Hello):
+            self._on_hello(name, message)
+            return
+        if name not in self.peers:
+            self.outbox.append((name, Identify()))
+            return
+        match message:
+            case Rollouts():
+                for rollout in message.rollouts:
+                    self.flow.on_rollout(rollout)
+            case Judgements():
+                for judgement in message.judgements:
+                    self.flow.on_verdict(judgement.attempt_id, judgement.verdict)
+            case AttemptFailed():
+                self.flow.on_attempt_failed(message)
+            case Heartbeat():
+                self.peer_stats[name] = message.stats
+            case WeightsLoaded():
+                self._on_weights_loaded(name, message)
+            case BatchRequest():
+                self.learner_waiting = True
+            case StepDone():
+                self._on_step_done(message)
+            case PeerFailed():
+                raise RunFailed(f"{name}: {message.reason}")
+
+    def _on_hello(self, name: str, hello: Hello) -> None:
+        if hello.protocol != PROTOCOL_VERSION:
+            self.tally.warn(f"{name} speaks protocol {hello.protocol}, this run {PROTOCOL_VERSION}: refused")
+            self.outbox.append((name, Stop()))
+            return
+        known = self.peers.get(name)
+        if known is not None and known.boot_id != hello.boot_id:
+            self._lose_peer(name)
+        self.peers[name] = hello
+        if hello.role == "engine" and self.weights is not None:
+            self.outbox.append((name, NewWeights(self.weights)))
+        if hello.role == "verifier":
+            self.flow.jobs.add_peer(name, hello.slots)
+
+    def _lose_peer(self, name: str) -> None:
+        """A peer is gone: what it held goes elsewhere."""
+        self.peers.pop(name, None)
+        self.peer_stats.pop(name, None)
+        self.engine_versions.pop(name, None)
+        for attempt_id in self.flow.work.remove_peer(name):
+            self.flow.fail(attempt_id, f"{name} was lost")
+        for attempt_id, job in self.flow.jobs.remove_peer(name).items():
+            self.flow.jobs.put(attempt_id, job, urgent=True)
+
+    def _on_weights_loaded(self, name: str, message: WeightsLoaded) -> None:
+        if name not in self.engine_versions:  # an engine takes work only once it has weights
+            self.flow.work.add_peer(name, self.peers[name].slots)
+        self.engine_versions[name] = message.policy_version
+        self.tally.weights_loaded(message)
+
+    def _engines_current(self) -> bool:
+        """Whether at least one engine serves, and every one that serves has the learner's newest weights."""
+        return bool(self.engine_versions) and all(v == self.policy_version for v in self.engine_versions.values())
+
+    # --- the learner ---
+
+    def _learner(self) -> str | None:
+        return next((name for name, hello in self.peers.items() if hello.role == "learner"), None)
+
+    def _feed_learner(self) -> None:
+        learner = self._learner()
+        if learner is None or not self.learner_waiting or self.training is not None or self._steps_are_done():
+            return
+        groups = self.flow.next_batch()
+        if not groups:
+            return
+        every = self.config.daemon.checkpoint_every_steps
+        checkpoint = bool(every) and (self.policy_version + 1) % every == 0
+        self.training = Batch(tuple(groups), self.config.learner.batch_size, checkpoint)
+        self.learner_waiting = False
+        self.outbox.append((learner, self.training))
+
+    def _on_step_done(self, message: StepDone) -> None:
+        """A new policy version, or a checkpoint of the one already known, or both."""
+        is_new = self.weights is None or message.policy_version != self.policy_version
+        self.flow.policy_version = message.policy_version
+        self.weights = message.weights
+        if self.training is not None and is_new:
+            self.flow.trained(self.training.groups)
+            self.training = None
+            self._write_step(message.metrics)
+        if is_new:
+            engines = [name for name, hello in self.peers.items() if hello.role == "engine"]
+            self.outbox.extend((name, NewWeights(message.weights)) for name in engines)
+        if message.checkpoint is not None:
+            self._publish_checkpoint(self.run_dir / message.checkpoint)
+
+    def _write_step(self, metrics: dict[str, float]) -> None:
+        gauges = {f"queue/{k}": float(v) for k, v in self.queues().items()}
+        gauges |= {f"sampler/{k}": v for k, v in self.sampler.stats().items()}
+        self._write("step", time=time.time(), metrics=self.tally.step_metrics(metrics) | gauges)
+
+    def _write(self, kind: str, **fields: Any) -> None:
+        counters = self.tally.counters
+        totals = {"rollouts": counters["rollouts"], "tokens": counters["tokens"]}
+        self.sink.write({"kind": kind, "step": self.policy_version} | totals | fields)
+
+    def queues(self) -> dict[str, int]:
+        flow = self.flow
+        return {
+            "launch": flow.work.num_waiting,
+            "in_flight": flow.work.num_held,
+            "verify": flow.jobs.num_waiting + flow.jobs.num_held,
+            "open_chains": len(flow.book.chains),
+            "groups": len(flow.batcher.groups),
+        }
+
+    # --- phases ---
+
+    def _start_phase(self, phase: Phase) -> None:
+        if phase == "before" and self.resumed:
+            self._start_training()
+            return
+        self.state = "evaluating"
+        if phase == "after":  # what still runs would only delay the closing evaluation
+            for name, ids in self.flow.cancel_in_flight().items():
+                self.outbox.append((name, Cancel(tuple(ids))))
+        self.flow.start_evaluation(phase, self.task, self.config.eval.final_num_rollouts)
+
+    def _start_training(self) -> None:
+        self.state = "training"
+        self.tally.start()
+
+    def _evaluate_if_due(self) -> None:
+        every, step = self.config.eval.every_steps, self.policy_version
+        if every and step >= self.last_eval_step + every and self.flow.evaluation is None:
+            self.last_eval_step = step - step % every
+            self.flow.start_evaluation("during", self.task, self.config.eval.num_rollouts)
+
+    def _end_evaluation_if_complete(self) -> None:
+        evaluation = self.flow.evaluation
+        if evaluation is None or evaluation.num_missing:
+            return
+        record = self.flow.end_evaluation(self.task)
+        if evaluation.launches:
+            self._write(**record)
+        if evaluation.phase == "before":
+            self._start_training()
+        elif evaluation.phase == "after":
+            self._close_run()
+
+    def _steps_are_done(self) -> bool:
+        return 0 < self.config.max_steps <= self.policy_version
+
+    def _training_is_over(self) -> bool:
+        if self.training is not None or self.flow.evaluation is not None or not self.flow.work.num_slots:
+            return False
+        # Nothing in flight and still no full batch: the budget is spent, or the sampler has no problem left.
+        starved = self.flow.book.num_in_flight == 0 and not self.flow.batcher.ready
+        return starved or self._steps_are_done()
+
+    # --- ending, saving, resuming ---
+
+    def _close_run(self) -> None:
+        """Ask the learner for the closing checkpoint; its arrival ends the run."""
+        self.state = "stopping"
+        learner = self._learner()
+        if self.weights is None or learner is None:  # stopped before the learner had anything to save
+            self._end("stopped")
+            return
+        partial = checkpoints.partial_dir(self.run_dir, self.policy_version)
+        self.outbox.append((learner, Stop(checkpoint=str(partial))))
+
+    def _publish_checkpoint(self, partial: Path) -> None:
+        snapshot = Snapshot(
+            policy_version=self.policy_version,
+            counters=dict(self.tally.counters),
+            levels=self.tally.levels,
+            wall_s=self.tally.wall_s,
+            sampler=self.sampler.state(),
+            task=self.task.state(),
+            book=self.flow.book.state(),
+            batcher=self.flow.batcher.state(),
+        )
+        self.ledger.commit()
+        checkpoints.publish(self.run_dir, partial, snapshot)
+        if self.state == "stopping":
+            self._end("stopped" if self.stop_requested else "finished")
+
+    def _end(self, state: Literal["finished", "stopped"]) -> None:
+        if state == "finished":
+            self.flow.cancel_waiting()
+        self._write("levels", rollouts_by_level=self.tally.by_level(), wall_s=self.tally.wall_s)
+        self.outbox.extend((name, Stop()) for name in self.peers)
+        self.state = state
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Go on from a checkpoint: chains keep their rounds, what was in flight is launched again."""
+        flow = self.flow
+        flow.policy_version = self.last_eval_step = snapshot.policy_version
+        self.resumed = True
+        self.sampler.restore(snapshot.sampler)
+        self.task.restore(snapshot.task)
+        self.tally.restore(snapshot.counters, snapshot.levels, snapshot.wall_s)
+        flow.batcher.restore(snapshot.batcher)
+        relaunched = flow.book.restore(snapshot.book)
+        self.ledger.rewind(snapshot.policy_version, flow.waiting_attempts())
+        for work in relaunched:
+            flow.queue(work)

@@ -1,0 +1,69 @@
+"""RUN/status.json: what a person sees of a run, rewritten whole about twice a second."""
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from pipeline.coordinator.loop import Coordinator
+from pipeline.ledger import FATES
+from pipeline.rundir import read_status, write_atomic
+
+PERIOD_S = 0.5
+
+
+class StatusFile:
+    def __init__(self, run_dir: Path):
+        self._path = run_dir / "status.json"
+        self._started = read_status(run_dir).get("started") or time.time()
+        self._due = 0.0
+
+    def update(self, coordinator: Coordinator, state: str | None = None, reason: str = "") -> None:
+        """Write if the period has passed, or at once when a closing `state` is given."""
+        now = time.monotonic()
+        if state is None and now < self._due:
+            return
+        self._due = now + PERIOD_S
+        status = describe(coordinator) | {"pid": os.getpid(), "time": time.time(), "started": self._started}
+        if state is not None:
+            status |= {"state": state, "reason": reason}
+        write_atomic(self._path, json.dumps(status).encode())
+
+
+def describe(coordinator: Coordinator) -> dict[str, Any]:
+    tally, ledger, config = coordinator.tally, coordinator.ledger, coordinator.config
+    last, evaluation = tally.last_step, coordinator.flow.evaluation
+    rollouts_per_s, tokens_per_s = tally.rates()
+    return {
+        "state": coordinator.state,
+        "reason": "",
+        "step": coordinator.policy_version,
+        "max_steps": config.max_steps or None,
+        "rollouts": tally.counters["rollouts"],
+        "max_rollouts": config.max_rollouts or None,
+        "tokens": tally.counters["tokens"],
+        "rollouts_per_s": rollouts_per_s,
+        "tokens_per_s": tokens_per_s,
+        "lag_mean": last.get("lag_mean"),
+        "lag_max": last.get("lag_max"),
+        "ess": last.get("ess"),
+        "reward_mean": last.get("generated/reward_mean"),
+        "hard_pass_at_1": tally.last_eval.get("hard_pass_at_1"),
+        "mix_pass_at_1": tally.last_eval.get("mix_pass_at_1"),
+        "evaluation": {"left": evaluation.num_missing, "of": len(evaluation.launches)} if evaluation else None,
+        "queues": coordinator.queues(),
+        "attempts": {fate: ledger.counts[fate] for fate in FATES},
+        "launched": ledger.counts["launched"],
+        "open": ledger.num_open,
+        "in_flight_updates": tally.counters["in_flight_updates"],
+        "engines": {n: s for n, s in coordinator.peer_stats.items() if n in coordinator.engine_versions},
+        "verifiers": {n: s for n, s in coordinator.peer_stats.items() if _role(coordinator, n) == "verifier"},
+        "sampler": coordinator.sampler.stats(),
+        "warnings": list(tally.warnings),
+    }
+
+
+def _role(coordinator: Coordinator, name: str) -> str | None:
+    hello = coordinator.peers.get(name)
+    return hello.role if hello else None

@@ -1,0 +1,142 @@
+"""Counters, rates and windows of a run: what the dashboard shows and nothing that decides anything but one alarm."""
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable
+
+from pipeline.messages import Group, Rollout, Verdict, WeightsLoaded
+from samplers.base import Launch, Outcome
+
+RATE_WINDOW_S = 10.0
+VERDICT_WINDOW = 256
+MAX_WARNINGS = 20
+
+
+class Tally:
+    """`counters` are totals over the whole run, restarts included; everything else is about the recent past."""
+
+    def __init__(self, clock: Callable[[], float]):
+        self._clock = clock
+        self.counters: Counter[str] = Counter()
+        self.levels: dict[str, list[int]] = {}  # level -> launched, trained, correct
+        self.warnings: deque[str] = deque(maxlen=MAX_WARNINGS)
+        self.last_step: dict[str, float] = {}
+        self.last_eval: dict[str, object] = {}
+        self._wall_before_s = 0.0
+        self._started: float | None = None
+        self._unknown: deque[bool] = deque(maxlen=VERDICT_WINDOW)
+        self._rates: deque[tuple[float, int, int]] = deque()
+        self._since_step: defaultdict[str, float] = defaultdict(float)
+        self._stall_s = 0.0
+        self._canary_error = 0.0
+
+    # --- time ---
+
+    def start(self) -> None:
+        self._started = self._clock()
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds of training so far; evaluation before the first step and time between restarts do not count."""
+        return self._wall_before_s + (self._clock() - self._started if self._started is not None else 0.0)
+
+    # --- events ---
+
+    def count(self, name: str, n: int = 1) -> None:
+        self.counters[name] += n
+
+    def warn(self, text: str) -> None:
+        self.counters["warnings"] += 1
+        if text not in self.warnings:
+            self.warnings.append(text)
+
+    def _level(self, level: str) -> list[int]:
+        return self.levels.setdefault(level, [0, 0, 0])
+
+    def launched(self, launch: Launch) -> None:
+        self.counters["launched"] += launch.num_rollouts
+        self.counters["retries"] += launch.num_rollouts if launch.round else 0
+        self._level(launch.problem.level)[0] += launch.num_rollouts
+
+    def rollout(self, rollout: Rollout) -> None:
+        """A rollout arrived, for training or evaluation."""
+        self.counters["generated_rollouts"] += 1
+        self.counters["generated_tokens"] += rollout.num_tokens
+        self.counters["in_flight_updates"] += len(rollout.version_spans) > 1
+
+    def verdict(self, verdict: Verdict) -> float | None:
+        """Count a verdict; the recent share of `unknown`, or None while too few are known to say."""
+        self.counters[f"verdict/{verdict.outcome}"] += 1
+        self._unknown.append(verdict.outcome == "unknown")
+        return sum(self._unknown) / len(self._unknown) if len(self._unknown) >= VERDICT_WINDOW // 4 else None
+
+    def round(self, level: str, outcome: Outcome) -> None:
+        n, correct = len(outcome.rewards), sum(outcome.correct)
+        self.counters["rollouts"] += n
+        self.counters["tokens"] += outcome.num_tokens
+        self._level(level)[2] += correct
+        self._since_step["rollouts"] += n
+        self._since_step["reward"] += sum(outcome.rewards)
+        self._since_step["truncated"] += sum(outcome.truncated)
+        self._since_step["tokens"] += outcome.num_tokens
+        if outcome.round == 0:
+            self._since_step["fresh"] += n
+            self._since_step["fresh_correct"] += correct
+
+    def weights_loaded(self, message: WeightsLoaded) -> None:
+        self.counters["weight_loads"] += 1
+        self._stall_s = message.stall_s
+        self._canary_error = message.canary_error
+
+    def trained(self, group: Group) -> None:
+        self.counters["groups_trained"] += 1
+        self._level(group.problem.level)[1] += len(group.rollouts)
+
+    def stale(self, group: Group) -> None:
+        """The staleness rule left a group out; its level and length tell what the rule starves."""
+        self.counters["stale_groups"] += 1
+        self.counters[f"stale_level/{group.problem.level}"] += 1
+        self.counters["stale_tokens"] += sum(r.num_tokens for r in group.rollouts)
+
+    def evaluated(self, record: dict[str, object]) -> None:
+        self.last_eval = record
+
+    # --- views ---
+
+    def rates(self) -> tuple[float, float]:
+        """Rollouts and tokens generated per second over the last `RATE_WINDOW_S`."""
+        now = self._clock()
+        self._rates.append((now, self.counters["generated_rollouts"], self.counters["generated_tokens"]))
+        while len(self._rates) > 2 and now - self._rates[0][0] > RATE_WINDOW_S:
+            self._rates.popleft()
+        then, rollouts, tokens = self._rates[0]
+        if now <= then:
+            return 0.0, 0.0
+        generated = self.counters["generated_rollouts"] - rollouts, self.counters["generated_tokens"] - tokens
+        return generated[0] / (now - then), generated[1] / (now - then)
+
+    def step_metrics(self, learner_metrics: dict[str, float]) -> dict[str, float]:
+        """What came back from the engines since the last optimizer step; starts the next interval."""
+        s, self._since_step = self._since_step, defaultdict(float)
+        n = max(s["rollouts"], 1)
+        rollouts_per_s, tokens_per_s = self.rates()
+        self.last_step = learner_metrics | {
+            "rollouts_per_s": rollouts_per_s,
+            "tokens_per_s": tokens_per_s,
+            "generated/reward_mean": s["reward"] / n,
+            "generated/truncated_frac": s["truncated"] / n,
+            "generated/mean_tokens": s["tokens"] / n,
+            "generated/fresh_pass_at_1": s["fresh_correct"] / max(s["fresh"], 1),
+            "weights/stall_s": self._stall_s,
+            "weights/canary_error": self._canary_error,
+            "wall_s": self.wall_s,
+        }
+        return self.last_step
+
+    def by_level(self) -> dict[str, dict[str, int]]:
+        names = ("launched", "trained", "correct")
+        return {level: dict(zip(names, counts, strict=True)) for level, counts in sorted(self.levels.items())}
+
+    def restore(self, counters: dict[str, int], levels: dict[str, list[int]], wall_s: float) -> None:
+        self.counters = Counter(counters)
+        self.levels = {level: list(counts) for level, counts in levels.items()}
+        self._wall_before_s = wall_s

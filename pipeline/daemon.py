@@ -1,0 +1,232 @@
+"""The supervisor: starts the roles of a run by argv, restarts what dies, and leaves nothing behind.
+
+An engine or a verifier is replaced alone. The coordinator and the learner share the run's state, so when either dies
+both, and everything else, start again from the last checkpoint. A role that ends with an expected error (status 1
+or 2) ends the run: trying again would end the same way.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from pipeline import checkpoints, rundir
+from pipeline.config import Config
+from pipeline.errors import NguError
+from pipeline.role import PARENT_ENV
+
+POLL_S = 0.1
+STOP_GRACE_S = 60.0  # a learner may be in the middle of a step and then writes a checkpoint
+KILL_GRACE_S = 5.0
+RESTART_BACKOFF_S = 1.0
+
+
+class Role(msgspec.Struct):
+    name: str
+    argv: list[str]
+    is_stateful: bool
+    process: subprocess.Popen | None = None
+    log: IO | None = None
+
+
+class RoleEnded(Exception):
+    """A role ended in a way that ends the run (`fatal`) or needs a restart of everything."""
+
+    def __init__(self, reason: str, fatal: bool, status: int):
+        super().__init__(reason)
+        self.reason, self.fatal, self.status = reason, fatal, status
+
+
+class Supervisor:
+    """Owns the processes of one run; everything happens in the thread that called `run`."""
+
+    def __init__(self, run_dir: Path, config: Config):
+        self.run_dir = run_dir
+        self.config = config
+        self.roles: list[Role] = []
+        self.restarts_left = config.daemon.max_restarts
+        self.stop_requested = False
+
+    def run(self, resume: bool) -> int:
+        (self.run_dir / "logs").mkdir(exist_ok=True)
+        while True:
+            checkpoint = checkpoints.latest(self.run_dir) if resume else None
+            self._start_all(checkpoint)
+            try:
+                self._watch()
+                return 0
+            except RoleEnded as ended:
+                if ended.fatal or self.stop_requested or self.restarts_left == 0:
+                    self._record_failure(ended.reason)
+                    return ended.status
+                self.restarts_left -= 1
+                resume = True
+                print(f"supervisor: {ended.reason}; starting again from the last checkpoint", file=sys.stderr)
+                time.sleep(RESTART_BACKOFF_S)
+            finally:
+                self._end_all()
+
+    # --- processes ---
+
+    def _start_all(self, checkpoint: Path | None) -> None:
+        run, resume = str(self.run_dir), ["--resume", str(checkpoint)] if checkpoint else []
+        python = [sys.executable, "-m"]
+        self.roles = [
+            Role("coordinator", [*python, "pipeline.coordinator", run, *resume], is_stateful=True),
+            Role("learner", [*python, "learner", run, *resume], is_stateful=True),
+            Role("verifier", [*python, "pipeline.verifiers", run, "--name", "verifier"], is_stateful=False),
+        ]
+        for i in range(self.config.engines.count):
+            name = f"engine-{i}"
+            argv = [*python, "pipeline.worker", run, "--name", name]
+            self.roles.append(Role(name, argv, is_stateful=False))
+        for role in self.roles:
+            self._start(role)
+
+    def _start(self, role: Role) -> None:
+        env = os.environ | {PARENT_ENV: str(os.getpid()), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+        role.log = (self.run_dir / "logs" / f"{role.name}.log").open("ab")
+        # A process group of its own: Ctrl-C in the terminal reaches the supervisor only, which then stops the run in order.
+        role.process = subprocess.Popen(
+            role.argv,
+            cwd=self.run_dir,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=role.log,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+        )
+        role.log.close()
+
+    def _watch(self) -> None:
+        """Return when the coordinator has ended the run; raise RoleEnded when it cannot go on."""
+        coordinator = self.roles[0]
+        deadline: float | None = None
+        while True:
+            time.sleep(POLL_S)
+            if self.stop_requested and deadline is None:
+                deadline = time.monotonic() + STOP_GRACE_S
+                assert coordinator.process is not None
+                coordinator.process.send_signal(signal.SIGTERM)
+            if deadline is not None and time.monotonic() > deadline:
+                raise RoleEnded(f"the run did not stop within {STOP_GRACE_S:.0f} s", fatal=True, status=1)
+            for role in self.roles:
+                assert role.process is not None
+                status = role.process.poll()
+                if status is None or (status == 0 and role is not coordinator):
+                    continue
+                if status == 0:
+                    return
+                self._on_death(role, status)
+
+    def _on_death(self, role: Role, status: int) -> None:
+        how = f"{role.name} was killed by signal {-status}" if status < 0 else f"{role.name} exited with {status}"
+        reason = f"{how} ({self._last_line(role)})"
+        if self.restarts_left == 0:
+            raise RoleEnded(f"{reason}; no restarts are left (daemon.max_restarts)", fatal=True, status=1)
+        if role.is_stateful:
+            # The coordinator exits with an expected error for its peers too, with the reason already on record.
+            fatal = status in (1, 2)
+            if fatal and role.name != "coordinator":
+                self._let_coordinator_end()
+            raise RoleEnded(reason, fatal=fatal, status=status if fatal else 1)
+        self.restarts_left -= 1
+        print(f"supervisor: {reason}; starting it again", file=sys.stderr)
+        time.sleep(RESTART_BACKOFF_S)
+        self._start(role)
+
+    def _let_coordinator_end(self) -> None:
+        """A learner that fails says why to the coordinator, which puts it on record: give it the time."""
+        process = self.roles[0].process
+        assert process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(KILL_GRACE_S)
+
+    def _last_line(self, role: Role) -> str:
+        path = self.run_dir / "logs" / f"{role.name}.log"
+        lines = path.read_text(errors="replace").strip().splitlines()
+        return lines[-1].removeprefix("error: ") if lines else f"nothing in {path}"
+
+    def _end_all(self) -> None:
+        """Peers of an ended run exit by themselves; whoever does not is told, then killed."""
+        deadline = time.monotonic() + KILL_GRACE_S
+        processes = [r.process for r in self.roles if r.process is not None]
+        coordinator_is_gone = bool(processes) and processes[0].poll() is not None
+        ended_well = coordinator_is_gone and processes[0].returncode == 0
+        for process in processes:
+            if not ended_well and process.poll() is None:
+                process.terminate()
+        for process in processes:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        shutil.rmtree(self.run_dir / "ipc", ignore_errors=True)
+
+    def _record_failure(self, reason: str) -> None:
+        """Put the reason into status.json unless the coordinator, which knows more, already did."""
+        status = rundir.read_status(self.run_dir)
+        if status.get("state") != "failed":
+            status |= {"state": "failed", "reason": reason, "time": time.time()}
+            rundir.write_atomic(self.run_dir / "status.json", msgspec.json.encode(status))
+
+
+def run(run_dir: Path, resume: bool) -> int:
+    """Supervise a run until it ends, in the calling process' main thread; returns its exit status.
+
+    SIGTERM and SIGINT stop it gracefully: the learner finishes its step, a checkpoint is written, every role exits. Raises
+    ConfigError when another process holds the run.
+    """
+    config = rundir.read_config(run_dir)
+    with rundir.lock(run_dir):
+        rundir.write_atomic(run_dir / "daemon.pid", str(os.getpid()).encode())
+        supervisor = Supervisor(run_dir, config)
+
+        def request_stop(signum: int, frame: object) -> None:
+            supervisor.stop_requested = True
+
+        previous = {s: signal.signal(s, request_stop) for s in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            status = supervisor.run(resume)
+        finally:
+            for signum, handler in previous.items():
+                signal.signal(signum, handler)
+            _remove_weights(run_dir)
+        _write_report(run_dir)
+        return status
+
+
+def _remove_weights(run_dir: Path) -> None:
+    """A learner that was killed leaves its weights in shared memory."""
+    run_id = (run_dir / "run_id").read_text().strip()
+    shutil.rmtree(f"/dev/shm/ngu-{run_id}", ignore_errors=True)
+
+
+def _write_report(run_dir: Path) -> None:
+    """Summary and plots, in a process of its own: they need matplotlib, and a failed plot must not fail the run."""
+    log = run_dir / "logs" / "report.log"
+    with log.open("ab") as out:
+        done = subprocess.run([sys.executable, "-m", "pipeline.report", str(run_dir)], stdout=out, stderr=out, check=False)
+    if done.returncode:
+        print(f"supervisor: the report could not be written; see {log}", file=sys.stderr)
+
+
+def main() -> int:
+    """`python -m pipeline.daemon RUN_DIR [--resume]`, which `ngu start` leaves in the background."""
+    try:
+        return run(Path(sys.argv[1]).absolute(), resume="--resume" in sys.argv[2:])
+    except NguError as e:
+        print(f"error: {e.message}", file=sys.stderr)
+        return e.exit_status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""The `Engine` seam: continuous batching behind five verbs, driven by one thread.
+
+An engine is stepped, not awaited: the worker loop polls its socket between two calls of `step`, so weights and
+cancellations take effect between two tokens and no lock is ever needed.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+
+from pipeline.messages import Rollout, WeightsNotice, Work
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """An attempt the engine could not run. Not retryable: the problem itself cannot run (its prompt is too long)."""
+
+    attempt_id: int
+    reason: str
+    retryable: bool
+
+
+class LoadReport(msgspec.Struct, frozen=True):
+    """What a weight load did: seconds decoding stood still, and the canary's largest absolute logprob difference."""
+
+    policy_version: int
+    stall_s: float
+    canary_error: float
+
+
+class Engine(Protocol):
+    """Generates rollouts; every implementation passes `tests/contract/test_engines.py`."""
+
+    slots: int
+
+    def submit(self, work: Sequence[Work]) -> None:
+        """Accept attempts; those beyond the free slots wait inside. Needs weights to have been loaded once."""
+        ...
+
+    def cancel(self, attempt_ids: Sequence[int]) -> None:
+        """Forget these attempts; nothing is returned for them. Unknown ids are ignored (they have just finished)."""
+        ...
+
+    def load_weights(self, notice: WeightsNotice) -> LoadReport:
+        """Serve these weights from the next token on; requests in flight go on with their KV cache.
+
+        Raises WeightError, with the old weights still serving, if the file is missing, torn or does not fit.
+        """
+        ...
+
+    def step(self) -> list[Rollout | Failure]:
+        """Advance every running request by one token; return what ended. Returns at once when nothing runs."""
+        ...
+
+    @property
+    def num_in_flight(self) -> int:
+        """Attempts submitted and not yet returned or cancelled."""
+        ...
+
+    def stats(self) -> dict[str, float]:
+        """Counters since start: `tokens`, `rollouts`, `busy_s`, `decode_steps`, and the gauge `slots_used`."""
+        ...
+
+    def close(self) -> None: ...

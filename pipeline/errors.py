@@ -1,0 +1,44 @@
+"""The one error family of the project; every message says what to do about it."""
+
+
+class NguError(Exception):
+    """Base of all expected errors. `exit_status` is what the command line exits with."""
+
+    exit_status = 1
+
+    def __init__(self, message: str):
+        super().__init__(message)
+        self.message = message
+
+
+class ConfigError(NguError):
+    """The user's input is wrong: a file, a field, a value."""
+
+    exit_status = 2
+
+
+class WireError(NguError):
+    """A peer sent bytes that are not a valid message."""
+
+
+class EngineError(NguError):
+    """An inference engine failed; `retryable` says whether its attempts may be launched again."""
+
+    def __init__(self, message: str, retryable: bool = True):
+        super().__init__(message)
+        self.retryable = retryable
+
+    def __reduce__(self):
+        return (type(self), (self.message, self.retryable))
+
+
+class WeightError(NguError):
+    """A weights file is missing, torn, or not what its notice promised."""
+
+
+class VerifierError(NguError):
+    """The verifier itself failed (a wrong answer is a verdict, never an error)."""
+
+
+class RunFailed(NguError):
+    """The run stopped for good; the message is the reason shown on the first line of `ngu status`."""

@@ -1,0 +1,315 @@
+"""Wire types: what crosses a socket, and nothing else.
+
+All are frozen msgspec Structs encoded as msgpack arrays, so a field may be appended (with a default) but never moved or
+removed. Token ids and logprobs cross as packed little-endian bytes, which decode in microseconds at any length.
+Rewards cross the wire, not advantages: a recorded run can be replayed under another estimator.
+"""
+
+import math
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from pipeline.errors import WireError
+from samplers.base import Problem
+
+PROTOCOL_VERSION = 1
+
+Role = Literal["engine", "verifier", "learner"]
+Purpose = Literal["train", "eval"]
+FinishReason = Literal["stop", "length"]
+
+
+class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How one rollout is sampled. Training needs the full distribution, so there is no top_p, top_k or min_p here."""
+
+    temperature: float
+    max_new_tokens: int
+
+
+class Work(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One rollout to produce. `attempt_id` is unique over the run and all its restarts."""
+
+    attempt_id: int
+    chain_id: int
+    round: int
+    problem: Problem
+    sampling: SamplingParams
+    purpose: Purpose = "train"
+
+
+class VersionSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Tokens from index `start` of the completion up to the next span were sampled under `policy_version`."""
+
+    start: int
+    policy_version: int
+
+
+def pack_ids(ids) -> bytes:
+    return np.asarray(ids, dtype="<i4").tobytes()
+
+
+def pack_logprobs(logprobs) -> bytes:
+    return np.asarray(logprobs, dtype="<f4").tobytes()
+
+
+class Rollout(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One completion with the engine's own logprobs (behaviour policy, after temperature) and version spans.
+
+    `prompt_ids`, `completion_ids`: packed int32, shapes [P] and [T]; `completion_ids` includes the end token when
+    `finish_reason` is "stop". `engine_logprobs`: packed float32, shape [T]. Spans are run-length over the completion,
+    the first starting at 0; an empty completion has none.
+    """
+
+    attempt_id: int
+    chain_id: int
+    round: int
+    prompt_ids: bytes
+    completion_ids: bytes
+    engine_logprobs: bytes
+    version_spans: tuple[VersionSpan, ...]
+    finish_reason: FinishReason
+    text: str
+    engine_id: str
+    started_ns: int
+    finished_ns: int
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.completion_ids) // 4
+
+    @property
+    def oldest_version(self) -> int | None:
+        return min((s.policy_version for s in self.version_spans), default=None)
+
+    def prompt_array(self) -> np.ndarray:
+        return np.frombuffer(self.prompt_ids, dtype="<i4")
+
+    def completion_array(self) -> np.ndarray:
+        return np.frombuffer(self.completion_ids, dtype="<i4")
+
+    def logprob_array(self) -> np.ndarray:
+        return np.frombuffer(self.engine_logprobs, dtype="<f4")
+
+    def version_array(self) -> np.ndarray:
+        """Policy version of each completion token, int32, shape [T]."""
+        out = np.empty(self.num_tokens, dtype=np.int32)
+        for span in self.version_spans:
+            out[span.start :] = span.policy_version
+        return out
+
+    def check(self) -> None:
+        """Raise WireError unless lengths agree, spans are ordered and every logprob is finite and not above 0."""
+        n = self.num_tokens
+        if len(self.completion_ids) % 4 or len(self.prompt_ids) % 4 or len(self.engine_logprobs) != 4 * n:
+            raise WireError(f"attempt {self.attempt_id}: tokens and logprobs have different lengths")
+        starts = [s.start for s in self.version_spans]
+        expected_first = [0] if n else []
+        if starts[:1] != expected_first or any(a >= b for a, b in zip(starts, starts[1:], strict=False)):
+            raise WireError(f"attempt {self.attempt_id}: version spans do not cover the completion in order")
+        if starts and starts[-1] >= n:
+            raise WireError(f"attempt {self.attempt_id}: a version span starts after the last token")
+        logprobs = self.logprob_array()
+        # The tolerance admits fp32 rounding of log-softmax at probability 1.
+        if n and not (np.isfinite(logprobs).all() and float(logprobs.max()) <= 1e-4):
+            raise WireError(f"attempt {self.attempt_id}: an engine logprob is not finite or is above 0")
+
+
+class Verdict(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A verifier's one answer about one rollout.
+
+    `unknown` (timeout, crash, oversize) is sampled again, never trained on and never counted as a failure.
+    """
+
+    outcome: Literal["correct", "incorrect", "unknown"]
+    reward: float
+    extracted: str = ""
+    elapsed_s: float = 0.0
+    detail: str = ""
+
+    def check(self) -> None:
+        if not math.isfinite(self.reward):
+            raise WireError("a verdict's reward is not finite")
+
+
+class Judgement(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    attempt_id: int
+    verdict: Verdict
+
+
+class VerifyJob(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    attempt_id: int
+    problem: Problem
+    text: str
+    truncated: bool
+
+
+class Group(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What is trained together: the kept rollouts of one chain, with the rewards of the whole chain.
+
+    `rollouts[i]` was judged `verdicts[i]` and was draw number `draw_indices[i]` of the chain. `chain_rewards` holds
+    every judged attempt of the chain in launch order, also those whose rollout aged out, and `round_sizes` how
+    they split into rounds, so any baseline can be computed from the group alone.
+    """
+
+    chain_id: int
+    problem: Problem
+    rollouts: tuple[Rollout, ...]
+    verdicts: tuple[Verdict, ...]
+    draw_indices: tuple[int, ...]
+    chain_rewards: tuple[float, ...]
+    round_sizes: tuple[int, ...]
+
+    @property
+    def num_attempts(self) -> int:
+        return len(self.chain_rewards)
+
+    @property
+    def reward_sum(self) -> float:
+        return math.fsum(self.chain_rewards)
+
+
+class WeightsNotice(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Weights of `policy_version` lie at `path`; `checksum` is xxh3_64 (hex) of the file's bytes.
+
+    `canary_logprobs` (packed float32, shape [T-1]) are the learner's logprobs at temperature 1 of
+    `canary_ids[1:]` given the tokens before each; an engine that loaded the right bytes reproduces them.
+    `model_dir` holds config and tokenizer (no weights).
+    """
+
+    policy_version: int
+    path: str
+    checksum: str
+    num_bytes: int
+    model_dir: str
+    canary_ids: bytes
+    canary_logprobs: bytes
+
+
+# --- peers to coordinator ---------------------------------------------------------------------------------------------
+
+
+class Hello(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="hello"):
+    """First message of a peer and its answer to `Identify`.
+
+    `boot_id` is new at every process start; `slots` is how many attempts (or verify jobs) it can hold at once.
+    """
+
+    role: Role
+    name: str
+    boot_id: str
+    pid: int
+    slots: int
+    protocol: int = PROTOCOL_VERSION
+
+
+class Rollouts(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="rollouts"):
+    rollouts: tuple[Rollout, ...]
+
+
+class AttemptFailed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="attempt_failed"):
+    """The engine could not run this attempt. Not retryable means the problem itself cannot run (prompt too long)."""
+
+    attempt_id: int
+    reason: str
+    retryable: bool
+
+
+class Judgements(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="judgements"):
+    judgements: tuple[Judgement, ...]
+
+
+class WeightsLoaded(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="weights_loaded"):
+    """An engine serves `policy_version`. `canary_error` is the largest absolute logprob difference."""
+
+    policy_version: int
+    stall_s: float
+    canary_error: float
+    num_in_flight: int
+
+
+class Heartbeat(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="heartbeat"):
+    """Sent from the peer's main loop about once a second; `stats` are gauges for the dashboard."""
+
+    stats: dict[str, float]
+
+
+class BatchRequest(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="batch_request"):
+    """The learner, now at `policy_version`, wants one batch (a credit)."""
+
+    policy_version: int
+
+
+class StepDone(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="step_done"):
+    """One optimizer step finished (or, at start, none yet: `metrics` is empty and `policy_version` is the start).
+
+    `checkpoint` names the directory, not yet complete, where the learner wrote its part; the coordinator adds its own
+    part and publishes it by rename. `warning` is one line when the learner refused to update on this batch.
+    """
+
+    policy_version: int
+    weights: WeightsNotice
+    metrics: dict[str, float]
+    checkpoint: str | None = None
+    warning: str = ""
+
+
+class PeerFailed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="peer_failed"):
+    """The peer cannot go on; `reason` is one line for the user."""
+
+    reason: str
+
+
+FromPeer = (
+    Hello
+    | Rollouts
+    | AttemptFailed
+    | Judgements
+    | WeightsLoaded
+    | Heartbeat
+    | BatchRequest
+    | StepDone
+    | PeerFailed
+)
+
+# --- coordinator to peers ---------------------------------------------------------------------------------------------
+
+
+class WorkItems(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="work"):
+    items: tuple[Work, ...]
+
+
+class Cancel(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="cancel"):
+    """Stop these attempts; nothing is sent back for them."""
+
+    attempt_ids: tuple[int, ...]
+
+
+class NewWeights(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="weights"):
+    notice: WeightsNotice
+
+
+class VerifyJobs(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="verify"):
+    jobs: tuple[VerifyJob, ...]
+
+
+class Batch(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="batch"):
+    """Groups for one optimizer step. `num_attempts` is the number of rollouts launched to obtain them."""
+
+    groups: tuple[Group, ...]
+    num_attempts: int
+    checkpoint: bool
+
+
+class Identify(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="identify"):
+    """The coordinator does not know this peer (it restarted): say Hello again."""
+
+
+class Stop(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="stop"):
+    """Finish and exit 0. A learner first writes its part of a checkpoint if `checkpoint` names a directory."""
+
+    checkpoint: str | None = None
+
+
+ToPeer = WorkItems | Cancel | NewWeights | VerifyJobs | Batch | Identify | Stop

@@ -1,0 +1,41 @@
+"""What every role process does first: die with its supervisor, leave the terminal's signals to it, bound its threads."""
+
+import ctypes
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+
+from pipeline.errors import NguError
+
+PARENT_ENV = "NGU_PARENT_PID"
+# Unlike the 1 and 2 of expected errors, so that a supervisor can tell a crash (worth a restart) from a refusal.
+EXIT_CRASH = 70
+_PR_SET_PDEATHSIG = 1
+
+
+def bind_to_parent() -> None:
+    """Be killed when the process that started this one dies, however it dies (Linux)."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    parent = os.environ.get(PARENT_ENV)
+    if parent and os.getppid() != int(parent):  # it died before the line above took effect
+        os._exit(1)
+
+
+def run_role(main: Callable[[], int | None]) -> None:
+    """Run a role's main function as this process; exits with its status, one line for an expected error."""
+    bind_to_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        status = main() or 0
+    except NguError as e:
+        print(f"error: {e.message}", file=sys.stderr, flush=True)
+        status = e.exit_status
+    except Exception:
+        traceback.print_exc()
+        status = EXIT_CRASH
+    sys.stdout.flush()
+    sys.stderr.flush()
+    sys.exit(status)

@@ -1,0 +1,65 @@
+"""The first look at a completion, in the verifier's own process: most are judged here, in microseconds.
+
+What is left becomes a `Question` for a child process: short, so that it fits an empty pipe without blocking.
+"""
+
+import msgspec
+
+from pipeline.config import ExtractRule
+from pipeline.messages import Verdict
+from pipeline.verifiers.exact import compare
+from pipeline.verifiers.extract import extract_answer, last_tagged
+from pipeline.verifiers.limits import excess
+from pipeline.verifiers.registry import scorer_of
+from samplers.base import Problem
+
+# Puzzle grids are answers of a few thousand characters; at four bytes each they must fit a 64 KiB pipe.
+MAX_GYM_CHARS = 10_000
+MAX_SHOWN_CHARS = 200
+
+
+class Question(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Is `answer` right for the problem of this id and gold?"""
+
+    problem_id: str
+    gold: str
+    answer: str
+
+
+def triage(problem: Problem, text: str, truncated: bool, rule: ExtractRule) -> Verdict | Question:
+    """A verdict where text and exact arithmetic decide, otherwise the question to put to a child."""
+    if scorer_of(problem) == "reasoning_gym":
+        return _triage_gym(problem, text, truncated, rule)
+    answer = extract_answer(text, rule, truncated)
+    if answer is None:
+        return _no_answer(truncated)
+    same = compare(problem.answer, answer)
+    if same is not None:
+        return Verdict("correct" if same else "incorrect", float(same), shown(answer))
+    if broken := excess(answer):
+        return Verdict("unknown", 0.0, shown(answer), detail=f"oversize answer: {broken}")
+    if broken := excess(problem.answer):
+        return Verdict("unknown", 0.0, shown(answer), detail=f"oversize gold: {broken}")
+    return Question(problem.problem_id, problem.answer, answer)
+
+
+def _triage_gym(problem: Problem, text: str, truncated: bool, rule: ExtractRule) -> Verdict | Question:
+    answer = last_tagged(text, "answer") or extract_answer(text, rule, truncated)
+    if answer is None and not truncated:
+        answer = text.strip()  # most generators ask for the bare answer
+    if not answer:
+        return _no_answer(truncated)
+    if answer == problem.answer:
+        return Verdict("correct", 1.0, shown(answer))
+    if len(answer) > MAX_GYM_CHARS:
+        return Verdict("unknown", 0.0, shown(answer), detail=f"oversize answer: {len(answer)} characters")
+    return Question(problem.problem_id, problem.answer, answer)
+
+
+def _no_answer(truncated: bool) -> Verdict:
+    return Verdict("incorrect", 0.0, detail="cut by the token limit" if truncated else "no final answer")
+
+
+def shown(answer: str) -> str:
+    """The answer as a verdict reports it, bounded."""
+    return answer if len(answer) <= MAX_SHOWN_CHARS else answer[: MAX_SHOWN_CHARS - 1] + "…"

@@ -1,0 +1,82 @@
+"""Fresh problems from the stream, and the numbering of chains and launches."""
+
+from collections.abc import Iterable
+
+import msgspec
+
+from samplers.base import Launch, Problem, ProblemStream
+from samplers.history import History
+
+
+class IntakeState(msgspec.Struct):
+    next_chain_id: int
+    next_ticket: int
+
+
+class Intake:
+    """Opens chains on problems that are neither pending (in an open chain) nor cooling down nor retired.
+
+    A search passes by at most `num_problems` problems a call, so that one which finds everything pending or cooling
+    ends. Cooling down is a preference: while no chain is open at all, the problem nearest to its end is taken, or the
+    run would wait for ever. So an empty answer with nothing open means that (nearly) every problem is retired.
+    """
+
+    def __init__(self, stream: ProblemStream, history: History):
+        self._stream = stream
+        self._history = history
+        self._pending: set[str] = set()
+        self._next_chain_id = 0
+        self._next_ticket = 0
+
+    def open_chains(self, budget: int, num_rollouts: int) -> list[Launch]:
+        """First rounds of `num_rollouts` each until `budget` is used up or no problem is found."""
+        launches: list[Launch] = []
+        next_problem, pending, history = self._stream.next_problem, self._pending, self._history
+        num_problems = self._stream.num_problems
+        # An endless stream repeats nothing, so only a broken one could show pending problems over and over.
+        skips_left = len(pending) + 1 if num_problems is None else num_problems
+        nearest: Problem | None = None
+        nearest_skips = 0
+        while budget > 0 and skips_left > 0 and (num_problems is None or self._num_free(num_problems) > 0):
+            problem = next_problem()
+            record = history.get(problem.problem_id)
+            if problem.problem_id not in pending and (record is None or not (record.retired or record.skips_left)):
+                launches.append(self._open(problem, num_rollouts))
+                budget -= num_rollouts
+                continue
+            skips_left -= 1
+            if record is not None and record.skips_left > 0 and not record.retired:
+                record.skips_left -= 1
+                if nearest is None or record.skips_left < nearest_skips:
+                    nearest, nearest_skips = problem, record.skips_left
+        if nearest is not None and not pending and budget > 0:
+            launches.append(self._open(nearest, num_rollouts))
+        return launches
+
+    def reopen(self, chain_id: int, round: int, problem: Problem, num_rollouts: int) -> Launch:
+        """Another round of an open chain."""
+        launch = Launch(chain_id, round, problem, num_rollouts, self._next_ticket)
+        self._next_ticket += 1
+        return launch
+
+    def close(self, problem_id: str) -> None:
+        """Its chain ended: the problem may be launched again."""
+        self._pending.remove(problem_id)
+
+    def state(self) -> IntakeState:
+        return IntakeState(self._next_chain_id, self._next_ticket)
+
+    def restore(self, state: IntakeState, pending: Iterable[str]) -> None:
+        self._next_chain_id = state.next_chain_id
+        self._next_ticket = state.next_ticket
+        self._pending = set(pending)
+
+    def _open(self, problem: Problem, num_rollouts: int) -> Launch:
+        self._pending.add(problem.problem_id)
+        chain_id = self._next_chain_id
+        self._next_chain_id += 1
+        return self.reopen(chain_id, 0, problem, num_rollouts)
+
+    def _num_free(self, num_problems: int) -> int:
+        """At least how many problems are neither pending nor retired (one may be both: retired in its last round)."""
+        return num_problems - len(self._pending) - self._history.num_retired

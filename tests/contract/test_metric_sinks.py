@@ -1,0 +1,108 @@
+"""Every `MetricSink` keeps what it was given, survives a kill after `write`, and closes twice."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from pipeline.metrics import JsonlSink, MetricSink, MetricSinks, Record, TensorBoardSink, open_sinks, read_records
+
+STEP: Record = {
+    "kind": "step",
+    "step": 4,
+    "time": 1000.5,
+    "rollouts": 1536,
+    "tokens": 60_000,
+    "metrics": {"loss": 0.25, "queue/launch": 3.0, "broken": math.nan},
+}
+EVAL: Record = {
+    "kind": "eval",
+    "step": 4,
+    "phase": "during",
+    "version_min": 3,
+    "version_max": 4,
+    "rollouts": 1536,
+    "pass_at_1": {"+1": 0.5, "*3": 0.0},
+    "num_rollouts": {"+1": 24, "*3": 24},
+    "hard_pass_at_1": 0.0,
+    "mix_pass_at_1": None,
+}
+LEVELS: Record = {
+    "kind": "levels",
+    "step": 4,
+    "rollouts_by_level": {"+1": {"launched": 8, "trained": 4, "correct": 2}},
+}
+
+Scalars = dict[str, list[tuple[int, float]]]
+
+
+def scalars_of_jsonl(run: Path) -> Scalars:
+    found: Scalars = {}
+    for record in read_records(run / "metrics.jsonl"):
+        for name, value in record.get("metrics", {}).items():
+            if value is not None:
+                found.setdefault(name, []).append((record["step"], value))
+    return found
+
+
+def scalars_of_tensorboard(run: Path) -> Scalars:
+    events = EventAccumulator(str(run / "tensorboard"))
+    events.Reload()
+    tags = [tag for tag in events.Tags()["scalars"] if not tag.startswith("eval/")]
+    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in tags}
+
+
+MAKERS: dict[str, tuple[Callable[[Path], MetricSink], Callable[[Path], Scalars]]] = {
+    "jsonl": (lambda run: JsonlSink(run / "metrics.jsonl"), scalars_of_jsonl),
+    "tensorboard": (lambda run: TensorBoardSink(run / "tensorboard"), scalars_of_tensorboard),
+    "fan-out": (lambda run: MetricSinks(JsonlSink(run / "metrics.jsonl")), scalars_of_jsonl),
+    "run": (open_sinks, scalars_of_tensorboard),
+}
+
+
+@pytest.fixture(params=MAKERS)
+def make_and_read(request: pytest.FixtureRequest):
+    return MAKERS[request.param]
+
+
+def test_what_is_written_can_be_read_before_close(make_and_read, tmp_path: Path):
+    make, read = make_and_read
+    sink = make(tmp_path)
+    try:
+        for record in (STEP, EVAL, LEVELS):
+            sink.write(record)
+        assert read(tmp_path) == {"loss": [(4, 0.25)], "queue/launch": [(4, 3.0)]}
+    finally:
+        sink.close()
+        sink.close()
+
+
+def test_opened_again_it_goes_on(make_and_read, tmp_path: Path):
+    make, read = make_and_read
+    for step in (1, 2):
+        sink = make(tmp_path)
+        sink.write(STEP | {"step": step, "metrics": {"loss": float(step)}})
+        sink.close()
+    assert read(tmp_path) == {"loss": [(1, 1.0), (2, 2.0)]}
+
+
+def test_tensorboard_shows_evaluations_by_level(tmp_path: Path):
+    sink = TensorBoardSink(tmp_path)
+    sink.write(EVAL)
+    sink.close()
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert set(events.Tags()["scalars"]) == {"eval/pass_at_1/+1", "eval/pass_at_1/*3", "eval/hard_pass_at_1"}
+
+
+def test_tensorboard_discards_the_steps_that_a_resumed_run_repeats(tmp_path: Path):
+    for steps in ((1, 2, 3), (2, 3)):
+        sink = TensorBoardSink(tmp_path)
+        for step in steps:
+            sink.write(STEP | {"step": step, "metrics": {"loss": float(10 * len(steps) + step)}})
+        sink.close()
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert [(e.step, e.value) for e in events.Scalars("loss")] == [(1, 31.0), (2, 22.0), (3, 23.0)]

@@ -1,0 +1,244 @@
+"""Roles without processes: a coordinator with fake peers joined by plain queues, for tests on no clock at all."""
+
+import random
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from pipeline.checkpoints import load
+from pipeline.config import Config
+from pipeline.coordinator.loop import Coordinator
+from pipeline.engines.base import Failure
+from pipeline.engines.fake import FakeEngine, FakeScript
+from pipeline.ledger import Ledger
+from pipeline.messages import (
+    AttemptFailed,
+    Batch,
+    BatchRequest,
+    Cancel,
+    Hello,
+    Identify,
+    Judgement,
+    Judgements,
+    NewWeights,
+    Rollouts,
+    StepDone,
+    Stop,
+    Verdict,
+    VerifyJobs,
+    WeightsLoaded,
+    WeightsNotice,
+    WorkItems,
+)
+from samplers.base import Problem
+from samplers.registry import make_sampler
+
+
+class ListTask:
+    """Problems p0..pN in shuffled passes; the even ones are level "easy", the others "hard"."""
+
+    def __init__(self, num_problems: int, seed: int = 0, num_eval: int = 4):
+        self.num_problems = num_problems
+        self.hard_levels = ("hard",)
+        levels = ("easy", "hard")
+        self._problems = [Problem(f"p{i}", "list", f"{i}?", str(i), levels[i % 2]) for i in range(num_problems)]
+        self._seed, self._epoch, self._position = seed, 0, 0
+        self._eval = self._problems[:num_eval]
+
+    def next_problem(self) -> Problem:
+        if self._position == len(self._problems):
+            self._epoch, self._position = self._epoch + 1, 0
+        order = list(range(len(self._problems)))
+        random.Random(f"{self._seed}/{self._epoch}").shuffle(order)
+        self._position += 1
+        return self._problems[order[self._position - 1]]
+
+    def eval_problems(self) -> list[Problem]:
+        return self._eval
+
+    def level_weights(self) -> dict[str, float]:
+        return {"easy": 0.5, "hard": 0.5}
+
+    def state(self) -> dict[str, object]:
+        return {"epoch": self._epoch, "position": self._position}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._epoch, self._position = state["epoch"], state["position"]
+
+
+class RecordingSink:
+    def __init__(self):
+        self.records: list[dict[str, Any]] = []
+
+    def write(self, record: dict[str, Any]) -> None:
+        self.records.append(record)
+
+    def of_kind(self, kind: str) -> list[dict[str, Any]]:
+        return [r for r in self.records if r["kind"] == kind]
+
+    def close(self) -> None:
+        pass
+
+
+def notice(version: int) -> WeightsNotice:
+    return WeightsNotice(version, f"v{version}", "", 0, "", b"", b"")
+
+
+class FakeVerifier:
+    """Judges by string comparison; every `unknown_every`-th job gets no judgement."""
+
+    def __init__(self, unknown_every: int = 0):
+        self._unknown_every, self._count = unknown_every, 0
+
+    def judge(self, jobs: VerifyJobs) -> Judgements:
+        return Judgements(tuple(Judgement(j.attempt_id, self._verdict(j)) for j in jobs.jobs))
+
+    def _verdict(self, job: Any) -> Verdict:
+        self._count += 1
+        if self._unknown_every and self._count % self._unknown_every == 0:
+            return Verdict("unknown", 0.0, detail="scripted")
+        is_correct = job.text == f"\\boxed{{{job.problem.answer}}}"
+        return Verdict("correct" if is_correct else "incorrect", float(is_correct))
+
+
+class Simulation:
+    """A coordinator, `num_engines` fake engines, a verifier and a learner that takes `step_turns` turns a step."""
+
+    def __init__(
+        self,
+        run_dir: Path,
+        config: Config,
+        num_problems: int = 40,
+        script: FakeScript | None = None,
+        num_engines: int = 1,
+        step_turns: int = 3,
+        unknown_every: int = 0,
+        resume: Path | None = None,
+    ):
+        self.run_dir = run_dir
+        self.config = config
+        self.inbox: deque[tuple[str, Any]] = deque()
+        self.sent: list[tuple[str, Any]] = []
+        self.sink = RecordingSink()
+        self.ledger = Ledger(run_dir / "ledger.sqlite")
+        self.task = ListTask(num_problems, config.seed)
+        sampler = make_sampler(config.sampler, self.task, config.seed)
+        self.coordinator = Coordinator(run_dir, config, self, self.task, sampler, self.ledger, self.sink, self._clock)
+        self.now = 0.0
+        self.version = 0
+        if resume is not None:
+            snapshot = load(resume)
+            self.version = snapshot.policy_version
+            self.coordinator.restore(snapshot)
+        self.script = script or FakeScript()
+        self.engines: dict[str, FakeEngine] = {}
+        self.verifier = FakeVerifier(unknown_every)
+        self.step_turns = step_turns
+        self.batch: Batch | None = None
+        self.batch_left = 0
+        self.batches: list[Batch] = []
+        self.alive = {"learner", "verifier"}
+        self._say_hello("learner", "learner", 1)
+        self._say_hello("verifier", "verifier", 64)
+        self.inbox.append(("learner", StepDone(self.version, notice(self.version), {})))
+        self.inbox.append(("learner", BatchRequest(self.version)))
+        for i in range(num_engines):
+            self.add_engine(f"engine-{i}")
+
+    def _clock(self) -> float:
+        return self.now
+
+    def _say_hello(self, role: Any, name: str, slots: int, boot: str = "1") -> None:
+        self.inbox.append((name, Hello(role, name, f"{name}/{boot}", 1, slots)))
+
+    def add_engine(self, name: str, boot: str = "1") -> None:
+        self.engines[name] = FakeEngine(self.config.engines.slots, self.config.seed, name, self.script)
+        self._say_hello("engine", name, self.config.engines.slots, boot)
+
+    # --- the transport the coordinator sees ---
+
+    def receive(self, timeout_s: float) -> list[tuple[str, Any]]:
+        received = list(self.inbox)
+        self.inbox.clear()
+        return received
+
+    def send(self, name: str, message: Any) -> bool:
+        if name not in self.engines and name not in self.alive:
+            return False
+        self.sent.append((name, message))
+        match message:
+            case WorkItems():
+                self.engines[name].submit(message.items)
+                assert self.engines[name].num_in_flight <= self.engines[name].slots, "credit exceeded"
+            case Cancel():
+                self.engines[name].cancel(message.attempt_ids)
+            case NewWeights():
+                report = self.engines[name].load_weights(message.notice)
+                loaded = WeightsLoaded(report.policy_version, 0.0, 0.0, self.engines[name].num_in_flight)
+                self.inbox.append((name, loaded))
+            case VerifyJobs():
+                self.inbox.append((name, self.verifier.judge(message)))
+            case Batch():
+                self.batch, self.batch_left = message, self.step_turns
+                self.batches.append(message)
+            case Stop():
+                self._stop(name, message)
+            case Identify():
+                raise AssertionError(f"{name} was not known")
+        return True
+
+    def _stop(self, name: str, message: Stop) -> None:
+        if message.checkpoint is not None:
+            Path(message.checkpoint).mkdir(parents=True)
+            self.inbox.append((name, StepDone(self.version, notice(self.version), {}, message.checkpoint)))
+
+    # --- time ---
+
+    def turn(self) -> None:
+        """One token of every engine, one turn of the learner, one turn of the coordinator."""
+        self.now += 0.01
+        for name, engine in self.engines.items():
+            if engine.num_in_flight:
+                self._deliver(name, engine.step())
+        if self.batch is not None:
+            self.batch_left -= 1
+            if self.batch_left <= 0:
+                self._finish_step(self.batch)
+        self.coordinator.turn(0.0)
+
+    def _deliver(self, name: str, ended: list[Any]) -> None:
+        for item in ended:
+            if isinstance(item, Failure):
+                self.inbox.append((name, AttemptFailed(item.attempt_id, item.reason, item.retryable)))
+        rollouts = tuple(item for item in ended if not isinstance(item, Failure))
+        if rollouts:
+            self.inbox.append((name, Rollouts(rollouts)))
+
+    def _finish_step(self, batch: Batch) -> None:
+        self.batch = None
+        self.version += 1
+        checkpoint = None
+        if batch.checkpoint:
+            path = self.run_dir / "checkpoints" / f".step_{self.version:06d}.partial"
+            path.mkdir(parents=True)
+            checkpoint = str(path)
+        self.inbox.append(("learner", StepDone(self.version, notice(self.version), {"loss": 1.0}, checkpoint)))
+        self.inbox.append(("learner", BatchRequest(self.version)))
+
+    def run(self, max_turns: int = 20_000) -> None:
+        for _ in range(max_turns):
+            if self.coordinator.ended:
+                return
+            self.turn()
+            self.check_books()
+        raise AssertionError(f"the run did not end: {self.coordinator.state}, {self.coordinator.queues()}")
+
+    def check_books(self) -> None:
+        """Launched = ended + open, and the open ones are exactly those somebody still holds."""
+        flow = self.coordinator.flow
+        batch = self.coordinator.training
+        training = [r.attempt_id for g in (batch.groups if batch else ()) for r in g.rollouts]
+        flying = [a for a, p in flow.book.places.items() if p.work.purpose == "train"]
+        held = flying + training + ([] if self.coordinator.state == "finished" else flow.waiting_attempts())
+        assert len(held) == len(set(held))
+        assert self.ledger.num_open == len(held), (self.ledger.counts, len(held))

@@ -1,0 +1,70 @@
+"""The commented TOML that `ngu init` writes from the schema."""
+
+import tomllib
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.cli import main
+from pipeline.config import Config, load_config, parse_config
+from pipeline.init_config import render_config
+from pipeline.tasks.registry import JsonlConfig, ReasoningGymConfig
+
+TOML_TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+def test_written_file_is_the_default_config(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "run.toml"
+    assert main(["init", str(path)]) == 0
+    assert str(path) in capsys.readouterr().out
+    assert load_config(path) == Config()
+
+
+def test_every_setting_is_named():
+    text = render_config(Config(), alternatives=True)
+    for field in msgspec.structs.fields(Config):
+        assert f"{field.encode_name} = " in text or f"[{field.encode_name}]" in text
+    assert "max_steps = 0  # >= 0" in text
+    assert '# one of "correct", "drop"' in text
+    assert "# sequence" not in tomllib.loads(text)
+
+
+@pytest.mark.parametrize(("table", "kind"), [("sampler", "fixed"), ("task", "jsonl"), ("task", "reasoning_gym")])
+def test_an_uncommented_alternative_is_valid(table: str, kind: str):
+    blocks = render_config(Config(), alternatives=True).split("# ---- or instead of the table above ----\n")
+    (block,) = (b for b in blocks[1:] if b.splitlines()[-1] and f'# kind = "{kind}"' in b)
+    lines = [line for line in block.split("\n\n")[0].splitlines() if line.startswith("#")]
+    raw = tomllib.loads("\n".join(line.removeprefix("# ") if line != "#" else "" for line in lines))
+    required = {"jsonl": {"path": "x.jsonl"}, "reasoning_gym": {"name": "gcd"}}.get(kind, {})
+    config = parse_config({table: raw[table] | required}, "test")
+    assert getattr(config, table) == type(getattr(config, table))(**required)
+
+
+@given(path=TOML_TEXT, template=TOML_TEXT)
+def test_any_text_survives(path: str, template: str):
+    config = Config(task=JsonlConfig(path=path, prompt_template=template))
+    assert parse_config(tomllib.loads(render_config(config, alternatives=True)), "test") == config
+
+
+@given(
+    params=st.dictionaries(TOML_TEXT, st.integers(-(2**60), 2**60) | TOML_TEXT | st.booleans() | st.lists(TOML_TEXT))
+)
+def test_tables_and_lists_survive(params: dict):
+    config = Config(task=ReasoningGymConfig(name="gcd", params=params))
+    assert parse_config(tomllib.loads(render_config(config)), "test") == config
+
+
+def test_an_existing_file_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    path = tmp_path / "run.toml"
+    path.write_text("seed = 7\n")
+    assert main(["init", str(path)]) == 2
+    assert path.read_text() == "seed = 7\n"
+    assert "exists already" in capsys.readouterr().err
+
+
+def test_an_unwritable_place_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert main(["init", str(tmp_path / "missing" / "run.toml")]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -1,0 +1,95 @@
+"""The schema of a run: defaults, overrides, and one clear line for every mistake."""
+
+import msgspec
+import pytest
+
+from pipeline.config import Config, dump_config, load_config, parse_config
+from pipeline.errors import ConfigError
+from pipeline.tasks.registry import JsonlConfig
+from samplers.fixed import FixedConfig
+from samplers.never_give_up import NeverGiveUpConfig
+
+
+def test_no_file_gives_the_built_in_job():
+    config = load_config(None)
+    assert config == Config()
+    assert isinstance(config.sampler, NeverGiveUpConfig)
+
+
+def test_a_stored_config_is_read_back_as_it_was(tmp_path):
+    config = load_config(None, ["sampler.kind=fixed", "learner.lr=2e-4", "max_steps=7"])
+    stored = msgspec.json.decode(msgspec.json.encode(dump_config(config)))
+    assert parse_config(stored, "stored") == config
+
+
+def test_overrides_win_over_the_file_and_take_toml_literals(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('seed = 3\n[learner]\nlr = 1e-3\nbatch_size = 64\n[sampler]\nkind = "fixed"\nnum_rollouts = 4\n')
+    config = load_config(path, ["learner.lr=5e-5", "learner.betas=[0.8, 0.9]"])
+    assert (config.seed, config.learner.lr, config.learner.batch_size) == (3, 5e-5, 64)
+    assert config.learner.betas == (0.8, 0.9)
+    assert config.sampler == FixedConfig(num_rollouts=4)
+
+
+def test_another_kind_drops_the_fields_of_the_first(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('[sampler]\nkind = "fixed"\nnum_rollouts = 4\n')
+    assert isinstance(load_config(path, ["sampler.kind=never_give_up"]).sampler, NeverGiveUpConfig)
+
+
+def test_a_table_without_a_kind_means_the_default_one():
+    sampler = load_config(None, ["sampler.round_size=2"]).sampler
+    assert isinstance(sampler, NeverGiveUpConfig)
+    assert sampler.round_size == 2
+
+
+def test_a_bare_word_is_a_string():
+    task = load_config(None, ["task.kind=jsonl", "task.path=data.jsonl"]).task
+    assert isinstance(task, JsonlConfig)
+    assert task.path == "data.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("learner.lrr=1", r"\[learner\] unknown key 'lrr'; did you mean 'lr'\?"),
+        ("learner.loss.epsmax=1", r"\[learner.loss\] unknown key 'epsmax'; did you mean 'eps_max'\?"),
+        ("sampler.roundsize=1", r"\[sampler\] unknown key 'roundsize'; did you mean 'round_size'\?"),
+        ("stalness.max_lag=1", "unknown key 'stalness'; did you mean 'staleness'"),
+        ("task.kind=jsonl", r"\[task\] the key 'path' is missing"),
+        ("sampler.kind=nope", "nope"),
+        ("learner.lr=fast", r"\[learner.lr\] expected `float`, got `str`"),
+        ("engines.slots=0", r"\[engines.slots\]"),
+        ("sampling.temperature=0", "temperature must be above 0"),
+        ("sampling.temperature=nan", "temperature must be above 0"),
+        ("sampling.top_p=0.9", "top_p, top_k and min_p must stay"),
+        ("sampling.top_k=5", "top_p, top_k and min_p must stay"),
+        ("learner", "section.key=value"),
+        ("seed.x=1", None),
+    ],
+)
+def test_a_mistake_gets_one_line(override, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        load_config(None, [override])
+    assert "\n" not in error.value.message
+    assert error.value.exit_status == 2
+
+
+def test_a_run_without_an_end_is_refused():
+    raw = {"max_steps": 0, "max_rollouts": 0}
+    with pytest.raises(ConfigError, match="would never end"):
+        parse_config(raw, "test")
+
+
+def test_missing_and_unreadable_files(tmp_path):
+    with pytest.raises(ConfigError, match="no such file; `ngu init`"):
+        load_config(tmp_path / "nope.toml")
+    bad = tmp_path / "bad.toml"
+    bad.write_text("learner = [")
+    with pytest.raises(ConfigError, match="not a readable TOML file"):
+        load_config(bad)
+    bad.write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="not a readable TOML file"):
+        load_config(bad)
+    with pytest.raises(ConfigError, match="not a readable TOML file"):
+        load_config(tmp_path)

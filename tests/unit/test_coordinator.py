@@ -1,0 +1,237 @@
+"""The coordinator against fake peers: books that balance, bounds that hold, runs that end."""
+
+from pathlib import Path
+
+import pytest
+from fakes import Simulation
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipeline.checkpoints import latest
+from pipeline.config import Config, parse_config
+from pipeline.engines.fake import FakeScript
+from pipeline.errors import RunFailed
+from pipeline.messages import Batch, Cancel, Hello, NewWeights, Stop, WorkItems
+
+
+def config(**changes) -> Config:
+    raw = {
+        "max_rollouts": 400,
+        "engines": {"slots": 8},
+        "learner": {"batch_size": 40},
+        "eval": {"every_steps": 2, "final_num_rollouts": 2},
+        "daemon": {"checkpoint_every_steps": 3},
+    }
+    for key, value in changes.items():
+        table, _, leaf = key.partition("__")
+        if leaf:
+            raw.setdefault(table, {})[leaf] = value
+        else:
+            raw[table] = value
+    return parse_config(raw, "test")
+
+
+def hard_is_rare(problem) -> float:
+    return 0.6 if problem.level == "easy" else 0.05
+
+
+@pytest.mark.parametrize("sampler", ["never_give_up", "fixed"])
+@pytest.mark.parametrize("batch_by", ["attempts", "completions", "groups"])
+def test_a_run_ends_by_itself_with_balanced_books(tmp_path, sampler, batch_by):
+    size = {"attempts": 40, "completions": 16, "groups": 4}[batch_by]
+    cfg = config(sampler={"kind": sampler}, learner={"batch_by": batch_by, "batch_size": size})
+    run = Simulation(tmp_path, cfg, script=FakeScript(hard_is_rare))
+    run.run()
+    assert run.coordinator.state == "finished"
+    assert run.ledger.num_open == 0
+    run.ledger.commit()
+    stored = run.ledger.stored_counts()
+    assert sum(stored.values()) == run.ledger.counts["launched"] >= 400
+    assert stored["trained"] == sum(len(g.rollouts) for b in run.batches for g in b.groups)
+    assert [e["phase"] for e in run.sink.of_kind("eval")][:1] == ["before"]
+    assert [e["phase"] for e in run.sink.of_kind("eval")][-1:] == ["after"]
+    assert len(run.sink.of_kind("step")) == run.version > 3
+    assert run.coordinator.flow.tally.counters["retries"] > 0 or sampler == "fixed"
+
+
+def test_by_attempts_a_step_costs_its_batch_size_in_rollouts(tmp_path):
+    run = Simulation(tmp_path, config(sampler={"kind": "fixed"}, eval={"every_steps": 0}))
+    run.run()
+    assert run.version == 10
+
+
+def test_max_steps_ends_the_run_at_that_step(tmp_path):
+    run = Simulation(tmp_path, config(max_steps=4, max_rollouts=10_000))
+    run.run()
+    assert run.version == 4
+    assert latest(tmp_path) == tmp_path / "checkpoints" / "step_000004"
+    assert any(isinstance(m, Cancel) for _, m in run.sent), "what still ran at the end is cancelled at the engine"
+
+
+@pytest.mark.parametrize("max_lag", [0, 1, 3])
+def test_admission_bounds_lag(tmp_path, max_lag):
+    cfg = config(staleness={"max_lag": max_lag}, sampler={"kind": "fixed", "num_rollouts": 4}, max_rollouts=2000)
+    run = Simulation(tmp_path, cfg, step_turns=60)
+    run.run()
+    versions = [
+        (step, span.policy_version)
+        for step, batch in enumerate(run.batches)
+        for g in batch.groups
+        for r in g.rollouts
+        for span in r.version_spans
+    ]
+    lags = [step - version for step, version in versions]
+    # A chain may straddle the edge of a batch by one round, hence the 1.
+    assert max(lags) <= max_lag + 1
+    assert max(lags) >= max_lag
+    if max_lag == 0:
+        assert sum(lags) / len(lags) < 0.1
+
+
+def test_dropping_by_age_is_counted_and_reported(tmp_path):
+    cfg = config(staleness={"max_lag": 1, "policy": "drop"}, sampler={"kind": "never_give_up"}, max_rollouts=1500)
+    run = Simulation(tmp_path, cfg, script=FakeScript(hard_is_rare), step_turns=40)
+    run.run()
+    stale = run.coordinator.tally.counters["stale_groups"]
+    assert stale > 0
+    assert run.ledger.counts["stale"] > 0
+    assert sum(n for k, n in run.coordinator.tally.counters.items() if k.startswith("stale_level/")) == stale
+    for step, batch in enumerate(run.batches):
+        for group in batch.groups:
+            assert step - min(s.policy_version for r in group.rollouts for s in r.version_spans) <= 1
+
+
+def test_weights_change_in_flight_and_no_request_is_restarted(tmp_path):
+    run = Simulation(tmp_path, config(max_rollouts=2000), script=FakeScript(min_tokens=30, max_tokens=60), step_turns=5)
+    run.run()
+    rollouts = [r for b in run.batches for g in b.groups for r in g.rollouts]
+    assert sum(len(r.version_spans) > 1 for r in rollouts) > 50
+    assert run.ledger.counts["failed"] == 0
+    sent = [w.attempt_id for _, m in run.sent if isinstance(m, WorkItems) for w in m.items]
+    assert len(sent) == len(set(sent))
+
+
+def test_unknown_verdicts_and_engine_failures_are_sampled_again_never_counted(tmp_path):
+    script = FakeScript(pass_rate=lambda p: 1.0, fail_frac=0.1)
+    run = Simulation(tmp_path, config(sampler={"kind": "fixed"}), script=script, unknown_every=7)
+    run.run()
+    assert run.ledger.counts["failed"] > 20
+    # Every rollout is right, so a failed or unjudged one that was counted would show as a wrong one.
+    assert run.coordinator.tally.counters["verdict/incorrect"] == 0
+    assert run.ledger.counts["trained"] == 0
+    assert run.coordinator.tally.counters["empty_batches"] == 10
+
+
+def test_a_verifier_that_judges_nothing_stops_the_run_with_the_reason(tmp_path):
+    run = Simulation(tmp_path, config(), unknown_every=1)
+    with pytest.raises(RunFailed, match=r"could not judge 100%.*scripted"):
+        run.run()
+
+
+def test_a_lost_engine_costs_only_its_rollouts_in_flight(tmp_path):
+    run = Simulation(tmp_path, config(), num_engines=2)
+    while run.version < 2:
+        run.turn()
+    held = run.engines["engine-1"].num_in_flight
+    assert held > 0
+    run.add_engine("engine-1", boot="2")
+    run.run()
+    assert run.ledger.counts["failed"] == held
+    assert run.ledger.num_open == 0
+
+
+def test_a_late_result_of_a_replaced_attempt_is_ignored(tmp_path):
+    run = Simulation(tmp_path, config())
+    while run.version < 1:
+        run.turn()
+    old = run.engines["engine-0"]
+    run.add_engine("engine-0", boot="2")
+    run.turn()
+    for _ in range(30):
+        run._deliver("engine-0", old.step())
+    run.run()
+    assert run.coordinator.tally.counters["late_rollouts"] > 0
+    assert run.ledger.num_open == 0
+
+
+def test_a_peer_of_another_protocol_is_refused_by_name(tmp_path):
+    run = Simulation(tmp_path, config())
+    run.inbox.append(("old", Hello("engine", "old", "x", 1, 8, protocol=99)))
+    run.alive.add("old")
+    run.turn()
+    assert ("old", Stop()) in run.sent
+    assert "old speaks protocol 99" in run.coordinator.tally.warnings[0]
+    assert not any(name == "old" and isinstance(m, NewWeights) for name, m in run.sent)
+
+
+def test_a_stopped_run_resumes_to_the_same_end(tmp_path):
+    run = Simulation(tmp_path, config(), script=FakeScript(hard_is_rare))
+    while run.version < 4:
+        run.turn()
+    run.coordinator.stop_requested = True
+    run.run()
+    assert run.coordinator.state == "stopped"
+    assert run.ledger.num_open > 0
+    rounds = {c.chain_id: len(c.round_sizes) for c in run.coordinator.flow.book.chains.values()}
+    run.ledger.close()
+    checkpoint = latest(tmp_path)
+    assert checkpoint is not None
+
+    again = Simulation(tmp_path, config(), script=FakeScript(hard_is_rare), resume=checkpoint)
+    again.check_books()
+    assert {c.chain_id: len(c.round_sizes) for c in again.coordinator.flow.book.chains.values()} == rounds
+    again.run()
+    assert again.coordinator.state == "finished"
+    assert again.version == run.version + len(again.batches)
+    assert again.ledger.num_open == 0
+    assert again.coordinator.tally.counters["launched"] >= 400
+    assert "before" not in [e["phase"] for e in again.sink.of_kind("eval")]
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(crash_turn=st.integers(60, 400), seed=st.integers(0, 1000), max_lag=st.integers(0, 3))
+def test_a_crash_at_any_turn_loses_no_books(tmp_path_factory, crash_turn, seed, max_lag):
+    """kill -9 of everything, then resume from the last checkpoint (or from nothing): the books balance throughout."""
+    path: Path = tmp_path_factory.mktemp("crash")
+    cfg = config(seed=seed, staleness={"max_lag": max_lag})
+    run = Simulation(path, cfg, script=FakeScript(hard_is_rare))
+    for _ in range(crash_turn):
+        if not run.coordinator.ended:
+            run.turn()
+            run.check_books()
+    run.ledger._db.close()  # what was not committed is lost, as in a crash
+
+    checkpoint = latest(path)
+    again = Simulation(path, cfg, script=FakeScript(hard_is_rare), resume=checkpoint)
+    if checkpoint is None:
+        again.ledger.rewind(0, [])
+    again.run()
+    again.ledger.commit()
+    stored = again.ledger.stored_counts()
+    assert stored.get("open", 0) == 0
+    assert sum(stored.values()) == again.ledger.counts["launched"]
+    again.ledger.close()
+
+
+def test_one_batch_at_a_time_and_only_on_request(tmp_path):
+    run = Simulation(tmp_path, config(max_rollouts=800))
+    in_training = 0
+    seen = 0
+    while not run.coordinator.ended:
+        run.turn()
+        batches = [m for _, m in run.sent[seen:] if isinstance(m, Batch)]
+        seen = len(run.sent)
+        in_training += len(batches)
+        assert in_training <= run.version + 1
+
+
+def test_engines_are_refilled_while_chains_wait(tmp_path):
+    run = Simulation(tmp_path, config(max_rollouts=3000, staleness={"max_lag": 8}), step_turns=1)
+    idle = busy = 0
+    while run.version < 20:
+        run.turn()
+        if run.coordinator.state == "training" and run.version > 1:
+            free = 8 - run.engines["engine-0"].num_in_flight
+            idle, busy = idle + free, busy + 8 - free
+    # At most the slots that one token's finishers leave free until the next turn.
+    assert idle / (idle + busy) < 0.15
