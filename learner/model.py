@@ -46,12 +46,9 @@ def load_model(path: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     found = resolve_model_path(path)
     directory, file, unpack = found, {}, {}
     if found.is_file():
-        # Packed blocks cannot be trained, and a model that remembers them cannot be saved.
-        directory, file, unpack = (
-            found.parent,
-            {"gguf_file": found.name},
-            {"quantization_config": GgufConfig(dequantize=True)},
-        )
+        directory, file = found.parent, {"gguf_file": found.name}
+        # Packed blocks cannot be trained, and a model that remembers having had them cannot be saved.
+        unpack = {"quantization_config": GgufConfig(dequantize=True)}
     transformers_logging.disable_progress_bar()
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -65,6 +62,8 @@ def load_model(path: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     absent = sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"])
     if absent:
         raise ConfigError(f"model.path {path}: {len(absent)} weights are missing or misshapen, such as {absent[0]}")
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # what transformers makes of absent files
+        raise ConfigError(f"model.path {path}: the tokenizer is missing or empty (tokenizer.json)")
     model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
     check_head(model)
     return model, tokenizer

@@ -11,9 +11,9 @@ import json
 import math
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models
@@ -58,12 +58,29 @@ WORKING_PRIOR = {"+": (0.9, 0.9), "-": (0.2, 0.75), "*": (0.012, 0.6)}
 MAX_NEW_TOKENS = 70
 
 
+class WeightedExample(Protocol):
+    """Token ids of a prompt and its completion (with the end token), and the loss weight of each completion token."""
+
+    @property
+    def prompt_ids(self) -> list[int]: ...
+
+    @property
+    def completion_ids(self) -> list[int]: ...
+
+    @property
+    def token_weights(self) -> list[float]: ...
+
+
 class Example(NamedTuple):
-    """Token ids of a prompt and its completion (with the end token); `choice_weight` is the first token's weight."""
+    """A `WeightedExample` whose first token weighs `choice_weight` and whose other tokens weigh 1."""
 
     prompt_ids: list[int]
     completion_ids: list[int]
     choice_weight: float
+
+    @property
+    def token_weights(self) -> list[float]:
+        return [self.choice_weight, *[1.0] * (len(self.completion_ids) - 1)]
 
 
 class LevelReport(NamedTuple):
@@ -75,22 +92,24 @@ class LevelReport(NamedTuple):
     right_if_working: float
 
 
-def build_tokenizer() -> Tokenizer:
-    """Word-level over `VOCABULARY`; decode(encode(text)) == text for any text made of those pieces.
+def build_tokenizer(vocabulary: Sequence[str] = VOCABULARY) -> Tokenizer:
+    """Word-level over `vocabulary`; decode(encode(text)) == text for any text made of its pieces.
+
+    A vocabulary begins with `PAD`, `EOS` and `UNK`.
 
     Every piece is an added token: transformers 5 loads any tokenizer beside a qwen2 model as a `Qwen2Tokenizer` with a
     byte-level pre-tokenizer of its own, and added tokens are the one way of splitting text that survives that.
     """
-    tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(VOCABULARY)}, unk_token=UNK))
+    tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(vocabulary)}, unk_token=UNK))
     tokenizer.add_special_tokens([PAD, EOS, UNK])
-    tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in VOCABULARY[3:]])
+    tokenizer.add_tokens([AddedToken(piece, normalized=False) for piece in vocabulary[3:]])
     tokenizer.decoder = decoders.Fuse()
     return tokenizer
 
 
-def save_tokenizer(directory: Path) -> None:
+def save_tokenizer(directory: Path, vocabulary: Sequence[str] = VOCABULARY) -> None:
     """Write the two files `AutoTokenizer` needs, in the form that transformers 4 and 5 both read."""
-    build_tokenizer().save(str(directory / "tokenizer.json"))
+    build_tokenizer(vocabulary).save(str(directory / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "pad_token": PAD,
@@ -103,10 +122,10 @@ def save_tokenizer(directory: Path) -> None:
     (directory / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n")
 
 
-def build_model(seed: int) -> Qwen2ForCausalLM:
-    """The untrained model: Qwen2 architecture, 447,104 parameters, float32."""
+def build_model(seed: int, vocab_size: int = len(VOCABULARY)) -> Qwen2ForCausalLM:
+    """The untrained model: Qwen2 architecture, 447,104 parameters (with 24 tokens), float32."""
     config = Qwen2Config(
-        vocab_size=len(VOCABULARY),
+        vocab_size=vocab_size,
         hidden_size=128,
         intermediate_size=256,
         num_hidden_layers=3,
@@ -142,27 +161,31 @@ def draw_example(tokenizer: Tokenizer, rng: random.Random) -> Example:
     return Example(tokenizer.encode(expression.prompt).ids, [*tokenizer.encode(text).ids, EOS_ID], choice_weight)
 
 
-def collate(examples: list[Example]) -> tuple[torch.Tensor, torch.Tensor]:
+def collate(examples: Sequence[WeightedExample]) -> tuple[torch.Tensor, torch.Tensor]:
     """Right-padded ids [B, T] and the loss weight of each next token [B, T-1]; prompt and padding weigh 0."""
     length = max(len(e.prompt_ids) + len(e.completion_ids) for e in examples)
     ids = torch.full((len(examples), length), PAD_ID)
     weights = torch.zeros(len(examples), length - 1)
-    for row, (prompt_ids, completion_ids, choice_weight) in enumerate(examples):
-        start, end = len(prompt_ids), len(prompt_ids) + len(completion_ids)
-        ids[row, :end] = torch.tensor(prompt_ids + completion_ids)
-        weights[row, start - 1 : end - 1] = 1.0
-        weights[row, start - 1] = choice_weight
+    for row, example in enumerate(examples):
+        start, end = len(example.prompt_ids), len(example.prompt_ids) + len(example.completion_ids)
+        ids[row, :end] = torch.tensor(example.prompt_ids + example.completion_ids)
+        weights[row, start - 1 : end - 1] = torch.tensor(example.token_weights)
     return ids, weights
 
 
 def train(model: Qwen2ForCausalLM, seed: int, num_steps: int) -> Iterator[float]:
     """Warm-start `model` in place; yields the weighted loss per completion token of each step."""
     tokenizer, rng = build_tokenizer(), random.Random(f"warm_start/{seed}")
+    yield from fit(model, lambda: draw_example(tokenizer, rng), num_steps)
+
+
+def fit(model: Qwen2ForCausalLM, draw: Callable[[], WeightedExample], num_steps: int) -> Iterator[float]:
+    """`num_steps` optimizer steps on `BATCH_SIZE` drawn examples each; yields the loss of each step as `train` does."""
     optimizers = _make_optimizers(model)
     schedules = [torch.optim.lr_scheduler.LambdaLR(o, lambda step: _lr_frac(step, num_steps)) for o in optimizers]
     model.train()
     for _ in range(num_steps):
-        batch = [draw_example(tokenizer, rng) for _ in range(BATCH_SIZE)]
+        batch = [draw() for _ in range(BATCH_SIZE)]
         loss = _backward(model, batch)
         torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
         for optimizer, schedule in zip(optimizers, schedules, strict=True):
@@ -172,7 +195,7 @@ def train(model: Qwen2ForCausalLM, seed: int, num_steps: int) -> Iterator[float]
         yield loss
 
 
-def save(model: Qwen2ForCausalLM, directory: Path) -> None:
+def save(model: Qwen2ForCausalLM, directory: Path, vocabulary: Sequence[str] = VOCABULARY) -> None:
     """Write a model directory with float16 weights.
 
     config.json says float32, so a loader that takes its dtype from there computes in float32, as a CPU needs.
@@ -186,7 +209,7 @@ def save(model: Qwen2ForCausalLM, directory: Path) -> None:
     weights = {k: v.half() for k, v in model.state_dict().items() if k != "lm_head.weight"}
     model.save_pretrained(directory, state_dict=weights)
     (directory / "model.safetensors").chmod(0o644)  # written as 0600, which an installed package must not be
-    save_tokenizer(directory)
+    save_tokenizer(directory, vocabulary)
 
 
 @torch.inference_mode()
@@ -246,7 +269,7 @@ def _lr_frac(step: int, num_steps: int) -> float:
     return cosine * min(1.0, (step + 1) / WARMUP_STEPS)
 
 
-def _backward(model: Qwen2ForCausalLM, batch: list[Example]) -> float:
+def _backward(model: Qwen2ForCausalLM, batch: list[WeightedExample]) -> float:
     """Accumulate the gradient of the weighted loss, summed over the batch and divided by its completion tokens."""
     batch = sorted(batch, key=lambda e: len(e.prompt_ids) + len(e.completion_ids))
     num_tokens = sum(len(e.completion_ids) for e in batch)

@@ -32,9 +32,11 @@ def print_closing(summary: dict[str, Any], run_dir: Path) -> None:
 
 def _level_table(summary: dict[str, Any], levels: list[str]) -> Table:
     """pass@1 on held-out problems beside what training spent on the level."""
+    closed = summary["evaluated_at_step"] in (None, summary["steps"])
+    after = "after" if closed else f"step {summary['evaluated_at_step']}"
     table = _table(
         "pass@1 on held-out problems, and training rollouts",
-        *("level", "before", "after", "change", "launched", "trained", "correct"),
+        *("level", "before", after, "change", "launched", "trained", "correct"),
     )
     for level in levels:
         spent = summary["rollouts_by_level"].get(level, {})

@@ -14,7 +14,7 @@ from cyclopts import Parameter
 from pipeline import rundir
 from pipeline.config import Config, load_config
 from pipeline.errors import ConfigError, NguError
-from pipeline.progress import Progress, duration, number
+from pipeline.progress import Progress, duration, number, of
 from pipeline.tasks.registry import JsonlConfig, make_task
 
 START_TIMEOUT_S = 120.0
@@ -188,8 +188,7 @@ def _status_lines(progress: Progress) -> list[str]:
     s = progress.status
     attempts = ", ".join(f"{count} {fate.replace('_', ' ')}" for fate, count in s.get("attempts", {}).items() if count)
     lines = [
-        f"step {s.get('step', 0)} of {s.get('max_steps') or 'any'}, "
-        f"rollouts {s.get('rollouts', 0)} of {s.get('max_rollouts') or 'any'}, "
+        f"step {of(s.get('step', 0), s.get('max_steps'))}, rollouts {of(s.get('rollouts', 0), s.get('max_rollouts'))}, "
         f"{duration(progress.elapsed_s)} gone, {duration(progress.time_left_s)} left",
         f"hard pass@1 {number(s.get('hard_pass_at_1'))}, pass@1 {number(s.get('mix_pass_at_1'))}, "
         f"reward {number(s.get('reward_mean'))}",

@@ -92,6 +92,11 @@ def number(value: float | None, digits: int = 3) -> str:
     return f"{value:.{digits}f}"
 
 
+def of(value: int, limit: int | None) -> str:
+    """`3/10`, or `3` where there is no limit."""
+    return f"{value}/{limit}" if limit else f"{value}"
+
+
 def sparkline(values: Sequence[float], width: int) -> str:
     """The last `width` values of a rate between 0 and 1 as block characters."""
     blocks = "▁▂▃▄▅▆▇█"

@@ -3,7 +3,7 @@
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,15 +16,16 @@ from rich.table import Table
 from rich.text import Text
 
 from pipeline.metrics import Record
-from pipeline.progress import Progress, duration, number, sparkline
+from pipeline.progress import Progress, duration, number, of, sparkline
 
 REFRESH_S = 0.5  # how often the coordinator rewrites status.json
+HISTORY_LINES = 10
 STEP_METRICS = {"generated/reward_mean": "reward", "lag_mean": "lag", "lag_max": "lag max", "ess": "ESS"}
 RATES = {"rollouts_per_s": "rollouts/s", "tokens_per_s": "tokens/s"}
 
 
 class View(Protocol):
-    def update(self, progress: Progress, new: Iterable[Record]) -> None: ...
+    def update(self, progress: Progress, new: Sequence[Record]) -> None: ...
 
     def close(self) -> None: ...
 
@@ -73,14 +74,14 @@ def followed(run_dir: Path, live: bool) -> Iterator[None]:
 
 
 class PlainView:
-    """One line a step or evaluation, without control characters."""
+    """One line a step or evaluation, without control characters; of what was before, only the last few."""
 
     def __init__(self) -> None:
         self._state = ""
         self._warnings: list[str] = []
 
-    def update(self, progress: Progress, new: Iterable[Record]) -> None:
-        for record in new:
+    def update(self, progress: Progress, new: Sequence[Record]) -> None:
+        for record in new if self._state else new[-HISTORY_LINES:]:
             if record["kind"] == "step":
                 self._print(step_line(record, progress))
             elif record["kind"] == "eval":
@@ -104,8 +105,8 @@ class PlainView:
 def step_line(record: Record, progress: Progress) -> str:
     status, metrics = progress.status, record["metrics"]
     fields = [
-        f"step {_of(record['step'], status.get('max_steps'))}",
-        f"rollouts {_of(record['rollouts'], status.get('max_rollouts'))}",
+        f"step {of(record['step'], status.get('max_steps'))}",
+        f"rollouts {of(record['rollouts'], status.get('max_rollouts'))}",
         *(f"{words} {number(metrics[name])}" for name, words in STEP_METRICS.items() if metrics.get(name) is not None),
         *(f"{number(metrics[name], 0)} {words}" for name, words in RATES.items() if metrics.get(name) is not None),
     ]
@@ -128,7 +129,7 @@ class LiveView:
         self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
         self._live.start()
 
-    def update(self, progress: Progress, new: Iterable[Record]) -> None:
+    def update(self, progress: Progress, new: Sequence[Record]) -> None:
         self._live.update(screen(progress), refresh=True)
 
     def close(self) -> None:
@@ -142,6 +143,8 @@ def screen(progress: Progress) -> RenderableType:
     if status.get("engines"):
         parts.append(_engines(status["engines"]))
     parts += [Text(f"! {warning}", style="yellow") for warning in status.get("warnings") or []]
+    # The terminal echoes ^C where the cursor stands; after a line of full width it would wrap and leave a line behind.
+    parts.append(Text())
     return Group(*parts)
 
 
@@ -160,8 +163,8 @@ def _bar(progress: Progress) -> RenderableType:
     row = Table.grid(padding=(0, 2))
     row.add_row(
         ProgressBar(total=1.0, completed=progress.done_frac, width=24),
-        f"step {_of(status.get('step', 0), status.get('max_steps'))}",
-        f"rollouts {_of(status.get('rollouts', 0), status.get('max_rollouts'))}",
+        f"step {of(status.get('step', 0), status.get('max_steps'))}",
+        f"rollouts {of(status.get('rollouts', 0), status.get('max_rollouts'))}",
         f"{duration(progress.elapsed_s)} gone, {duration(progress.time_left_s)} left",
     )
     return row
@@ -215,7 +218,3 @@ def _counts(values: Mapping[str, float] | None) -> str:
 def _gauge(value: float | None) -> str:
     """Counts without a point, rates with two digits after it."""
     return number(value, 0 if value is None or float(value).is_integer() else 2)
-
-
-def _of(value: int, limit: int | None) -> str:
-    return f"{value}/{limit}" if limit else f"{value}"

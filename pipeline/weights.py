@@ -148,4 +148,6 @@ def _map(path: Path) -> mmap.mmap:
             # Copy-on-write, since torch refuses to view memory that it could not write to.
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     except OSError as e:
-        raise WeightError(f"{path}: cannot read the weights: {e.strerror}; a newer version may have replaced it") from None
+        raise WeightError(
+            f"{path}: cannot read the weights: {e.strerror}; a newer version may have replaced it"
+        ) from None

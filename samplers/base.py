@@ -52,7 +52,18 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
     learner_version: int
 
 
-Reason = Literal["mixed", "improved", "solved", "all_wrong", "gave_up", "zero_variance", "retry", "unverifiable"]
+Reason = Literal[
+    "mixed",
+    "improved",
+    "solved",
+    "all_wrong",
+    "gave_up",
+    "zero_variance",
+    "retry",
+    "unverifiable",
+    "too_easy",
+    "too_hard",
+]
 
 
 class Decision(msgspec.Struct, frozen=True, array_like=True, gc=False):

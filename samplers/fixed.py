@@ -1,71 +1,39 @@
 """A fixed number of rollouts a problem: GRPO's group (arXiv 2402.03300), the baseline for every other sampler."""
 
-from typing import Annotated
-
 import msgspec
 
-from samplers.base import Decision, Launch, Outcome, ProblemStream
-from samplers.history import History, HistoryConfig, HistoryState
-from samplers.intake import Intake, IntakeState
+from samplers.base import Decision, Outcome, Problem, ProblemStream
+from samplers.history import HistoryConfig
 from samplers.rewards import all_equal, no_variance_reason
+from samplers.rounds import AtLeast2, Chain, RoundsSampler, train_if_mixed
 
 
 class FixedConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="fixed"):
-    """`num_rollouts` for each visit to a problem; groups whose rewards are all equal are dropped, not trained."""
+    """`num_rollouts` for each visit to a problem.
 
-    num_rollouts: Annotated[int, msgspec.Meta(ge=2)] = 8
+    Groups whose rewards are all equal have no gradient and are dropped; with `drop_zero_variance = false` they are
+    trained, where they only dilute the mean of the loss. Whether a dropped group is replaced is the batch's affair:
+    with learner.batch_by = "attempts" it is not (ScaleRL, arXiv 2510.13786), with "completions" or "groups" generation
+    goes on until the batch is full (DAPO's dynamic sampling, arXiv 2503.14476).
+    Cost: `num_rollouts` a visit, of which a share p^n + (1-p)^n falls on groups without variance.
+    """
+
+    num_rollouts: AtLeast2 = 8
     history: HistoryConfig = msgspec.field(default_factory=HistoryConfig)
+    drop_zero_variance: bool = True
 
 
-class FixedState(msgspec.Struct, forbid_unknown_fields=True):
-    open: list[tuple[int, str]]
-    intake: IntakeState
-    history: HistoryState
-
-
-class FixedSampler:
+class FixedSampler(RoundsSampler):
     def __init__(self, config: FixedConfig, stream: ProblemStream, seed: int):
         """`seed` is unused: nothing here is drawn at random."""
-        self._num_rollouts = config.num_rollouts
-        self._history = History(config.history, stream.num_problems)
-        self._intake = Intake(stream, self._history)
-        self._open: dict[int, str] = {}
+        super().__init__(config.history, stream)
+        self._config = config
 
-    def propose(self, budget: int) -> list[Launch]:
-        launches = self._intake.open_chains(budget, self._num_rollouts)
-        for launch in launches:
-            self._open[launch.chain_id] = launch.problem.problem_id
-        return launches
+    def _size(self, problem: Problem) -> int:
+        return self._config.num_rollouts
 
-    def observe(self, outcome: Outcome) -> list[Decision]:
-        """Raises ValueError if that chain is not open."""
-        problem_id = self._close(outcome.chain_id)
-        if not outcome.rewards:
-            return [Decision(outcome.chain_id, "drop", "unverifiable")]
-        self._history.observe(problem_id, outcome)
-        if all_equal(outcome.rewards):
-            return [Decision(outcome.chain_id, "drop", no_variance_reason(outcome))]
-        return [Decision(outcome.chain_id, "train", "mixed", tuple(range(len(outcome.rewards))))]
-
-    def abandon(self, chain_id: int) -> None:
-        """Raises ValueError if that chain is not open."""
-        self._close(chain_id)
-
-    def stats(self) -> dict[str, float]:
-        return {"open_chains": float(len(self._open)), **self._history.stats()}
-
-    def state(self) -> dict[str, object]:
-        return msgspec.to_builtins(FixedState(list(self._open.items()), self._intake.state(), self._history.state()))
-
-    def restore(self, state: dict[str, object]) -> None:
-        saved = msgspec.convert(state, FixedState)
-        self._open = dict(saved.open)
-        self._intake.restore(saved.intake, self._open.values())
-        self._history.restore(saved.history)
-
-    def _close(self, chain_id: int) -> str:
-        problem_id = self._open.pop(chain_id, None)
-        if problem_id is None:
-            raise ValueError(f"chain {chain_id} is not open; an outcome or abandon may end it only once")
-        self._intake.close(problem_id)
-        return problem_id
+    def _decide(self, chain: Chain, outcome: Outcome) -> Decision:
+        if not self._config.drop_zero_variance and len(chain.rewards) > 1 and all_equal(chain.rewards):
+            keep = tuple(range(len(chain.rewards)))
+            return Decision(chain.chain_id, "train", no_variance_reason(outcome), keep)
+        return train_if_mixed(chain, outcome)

@@ -1,6 +1,6 @@
 """Fresh problems from the stream, and the numbering of chains and launches."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -28,8 +28,14 @@ class Intake:
         self._next_chain_id = 0
         self._next_ticket = 0
 
-    def open_chains(self, budget: int, num_rollouts: int) -> list[Launch]:
-        """First rounds of `num_rollouts` each until `budget` is used up or no problem is found."""
+    def open_chains(
+        self, budget: int, size: Callable[[Problem], int], passes_by: Callable[[Problem], bool] | None = None
+    ) -> list[Launch]:
+        """First rounds of `size(problem)` rollouts until `budget` is used up or no problem is found.
+
+        A problem that `passes_by` declines waits for the stream's next offer. That is a preference too: with no chain
+        open it is taken all the same, before any that cools down.
+        """
         launches: list[Launch] = []
         next_problem, pending, history = self._stream.next_problem, self._pending, self._history
         num_problems = self._stream.num_problems
@@ -40,17 +46,20 @@ class Intake:
         while budget > 0 and skips_left > 0 and (num_problems is None or self._num_free(num_problems) > 0):
             problem = next_problem()
             record = history.get(problem.problem_id)
-            if problem.problem_id not in pending and (record is None or not (record.retired or record.skips_left)):
-                launches.append(self._open(problem, num_rollouts))
-                budget -= num_rollouts
+            is_due = problem.problem_id not in pending and (record is None or not (record.retired or record.skips_left))
+            if is_due and not (passes_by is not None and passes_by(problem)):
+                launches.append(self._open(problem, size(problem)))
+                budget -= launches[-1].num_rollouts
                 continue
             skips_left -= 1
-            if record is not None and record.skips_left > 0 and not record.retired:
+            if is_due and (nearest is None or nearest_skips > 0):
+                nearest, nearest_skips = problem, 0
+            elif record is not None and record.skips_left > 0 and not record.retired:
                 record.skips_left -= 1
                 if nearest is None or record.skips_left < nearest_skips:
                     nearest, nearest_skips = problem, record.skips_left
         if nearest is not None and not pending and budget > 0:
-            launches.append(self._open(nearest, num_rollouts))
+            launches.append(self._open(nearest, size(nearest)))
         return launches
 
     def reopen(self, chain_id: int, round: int, problem: Problem, num_rollouts: int) -> Launch:
@@ -58,6 +67,10 @@ class Intake:
         launch = Launch(chain_id, round, problem, num_rollouts, self._next_ticket)
         self._next_ticket += 1
         return launch
+
+    def hold(self, problem_ids: Iterable[str]) -> None:
+        """Count problems as pending that a restored sampler has drawn and not launched yet."""
+        self._pending.update(problem_ids)
 
     def close(self, problem_id: str) -> None:
         """Its chain ended: the problem may be launched again."""

@@ -6,7 +6,6 @@ trained holds the failures too. Acceptance, buffering and ageing follow the `ngu
 doubling rounds, the attempt cap, the bounds on retries and the cap on failures are this project's.
 """
 
-import hashlib
 import math
 from collections import deque
 from typing import Annotated, Literal
@@ -14,6 +13,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from samplers.base import Decision, Launch, Outcome, Problem, ProblemStream
+from samplers.coin import uniform
 from samplers.history import History, HistoryConfig, HistoryState
 from samplers.intake import Intake, IntakeState
 from samplers.retention import kept_attempts
@@ -128,7 +128,7 @@ class NeverGiveUpSampler:
         while budget > 0 and self._retries and self._fits(self._chains[self._retries[0]].waiting, share):
             budget -= self._launch_retry(launches)
         if budget > 0:
-            for launch in self._intake.open_chains(budget, self._config.round_size):
+            for launch in self._intake.open_chains(budget, lambda _: self._config.round_size):
                 self._launched(Chain(launch.chain_id, launch.problem, launch.num_rollouts))
                 launches.append(launch)
                 budget -= launch.num_rollouts
@@ -270,9 +270,3 @@ class NeverGiveUpSampler:
     def _close(self, chain: Chain) -> None:
         del self._chains[chain.chain_id]
         self._intake.close(chain.problem.problem_id)
-
-
-def uniform(seed: int, chain_id: int, round: int) -> float:
-    """A number in [0, 1) that depends on its arguments only: the order in which rounds finish cannot change a coin."""
-    digest = hashlib.blake2b(f"{seed}/{chain_id}/{round}".encode(), digest_size=7).digest()
-    return int.from_bytes(digest, "little") / 2**56

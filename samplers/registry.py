@@ -2,9 +2,26 @@
 
 from samplers.base import ProblemStream, Sampler
 from samplers.fixed import FixedConfig, FixedSampler
+from samplers.greso import GresoConfig, GresoSampler
+from samplers.gvm import GvmConfig, GvmSampler
+from samplers.isocompute import IsoComputeConfig, IsoComputeSampler
+from samplers.knapsack import KnapsackConfig, KnapsackSampler
 from samplers.never_give_up import NeverGiveUpConfig, NeverGiveUpSampler
+from samplers.pilot_commit import PilotCommitConfig, PilotCommitSampler
+from samplers.reinforce_ada import ReinforceAdaConfig, ReinforceAdaSampler
+from samplers.speed import SpeedConfig, SpeedSampler
 
-SamplerConfig = NeverGiveUpConfig | FixedConfig
+SamplerConfig = (
+    NeverGiveUpConfig
+    | FixedConfig
+    | ReinforceAdaConfig
+    | GvmConfig
+    | GresoConfig
+    | KnapsackConfig
+    | PilotCommitConfig
+    | SpeedConfig
+    | IsoComputeConfig
+)
 
 
 def make_sampler(config: SamplerConfig, stream: ProblemStream, seed: int) -> Sampler:
@@ -13,3 +30,17 @@ def make_sampler(config: SamplerConfig, stream: ProblemStream, seed: int) -> Sam
             return NeverGiveUpSampler(config, stream, seed)
         case FixedConfig():
             return FixedSampler(config, stream, seed)
+        case ReinforceAdaConfig():
+            return ReinforceAdaSampler(config, stream, seed)
+        case GvmConfig():
+            return GvmSampler(config, stream, seed)
+        case GresoConfig():
+            return GresoSampler(config, stream, seed)
+        case KnapsackConfig():
+            return KnapsackSampler(config, stream, seed)
+        case PilotCommitConfig():
+            return PilotCommitSampler(config, stream, seed)
+        case SpeedConfig():
+            return SpeedSampler(config, stream, seed)
+        case IsoComputeConfig():
+            return IsoComputeSampler(config, stream, seed)

@@ -84,12 +84,14 @@ class BatchingEngine:
         if not request.prompt_ids:
             return f"problem {request.work.problem.problem_id}: its prompt has no tokens"
         if request.max_tokens > self._decoder.max_tokens:
+            new = request.work.sampling.max_new_tokens
             return (
-                f"problem {request.work.problem.problem_id}: {len(request.prompt_ids)} prompt tokens and "
-                f"{request.work.sampling.max_new_tokens} new ones exceed the model's {self._decoder.max_tokens} positions"
+                f"problem {request.work.problem.problem_id}: {len(request.prompt_ids)} prompt tokens and {new} new "
+                f"ones exceed the model's {self._decoder.max_tokens} positions"
             )
         return ""
 
+    @torch.inference_mode()
     def cancel(self, attempt_ids: Sequence[int]) -> None:
         gone = self._ids.intersection(attempt_ids)
         if not gone:
@@ -185,8 +187,8 @@ class BatchingEngine:
 def sample(logits: Tensor, temperatures: Tensor, generator: torch.Generator) -> tuple[list[int], list[float]]:
     """Draw from softmax(logits / T) by the Gumbel-max trick; the logprobs are of that same full distribution.
 
-    `logits` [rows, vocab], `temperatures` [rows, 1]. argmax(logp - log E) with E ~ Exp(1) is an exact draw, as -log E is
-    Gumbel (Maddison, Tarlow and Minka 2014, arXiv:1411.0030).
+    `logits` [rows, vocab], `temperatures` [rows, 1]. argmax(logp - log E) with E ~ Exp(1) is an exact draw, since
+    -log E is Gumbel (Maddison, Tarlow and Minka 2014, arXiv:1411.0030).
     """
     logprobs = torch.log_softmax(logits.float() / temperatures, dim=-1)
     noise = torch.empty_like(logprobs).exponential_(generator=generator).log_()

@@ -52,4 +52,6 @@ def _read_model_config(model_dir: str) -> Any:
         return AutoConfig.from_pretrained(model_dir, local_files_only=True)
     except (OSError, ValueError) as e:
         first_line = str(e).strip().splitlines()[0]
-        raise ConfigError(f"{model_dir}: its config.json describes no model that transformers knows: {first_line}") from None
+        raise ConfigError(
+            f"{model_dir}: its config.json describes no model that transformers knows: {first_line}"
+        ) from None

@@ -8,7 +8,7 @@ runs them, which every model with a key-value cache supports.
 
 import inspect
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -119,8 +119,7 @@ class _Wave:
     def expand_prompts(self) -> Tensor:
         """One row a request from now on; returns the prompt's index of each."""
         self.is_new = False
-        self.cache.reorder_cache(self._prompt_of_row)
-        self.mask = self.mask[self._prompt_of_row]
+        self._take(self._prompt_of_row)
         return self._prompt_of_row
 
     def select(self, rows: Sequence[int]) -> None:
@@ -130,5 +129,9 @@ class _Wave:
         index = torch.tensor(rows, dtype=torch.long, device=self.mask.device)
         self._prompt_of_row = self._prompt_of_row[index]
         if not self.is_new and rows:
-            self.cache.reorder_cache(index)
-            self.mask = self.mask[index]
+            self._take(index)
+
+    def _take(self, index: Tensor) -> None:
+        # The name is beam search's; of the cache's ways to pick rows it is the one that every kind of layer has.
+        self.cache.reorder_cache(cast(torch.LongTensor, index))
+        self.mask = self.mask[index]

@@ -1,5 +1,7 @@
 """Every task by its config: `[task] kind = "..."`. Implementations are imported when one is made, not before."""
 
+from typing import Literal
+
 import msgspec
 
 from pipeline.tasks.base import TaskSource
@@ -30,7 +32,9 @@ class JsonlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_f
     eval_size: int = 64
 
 
-class ReasoningGymConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="reasoning_gym"):
+class ReasoningGymConfig(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="reasoning_gym"
+):
     """A reasoning-gym generator by name, scored by its own scorer; `params` go to its config."""
 
     name: str
@@ -40,7 +44,20 @@ class ReasoningGymConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     prompt_template: str = "{question}"
 
 
-TaskConfig = ShowYourWorkConfig | JsonlConfig | ReasoningGymConfig
+class ManufactoriaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="manufactoria"):
+    """Programs that judge (`accept`) or rewrite (`transform`) a tape of colours, rewarded test by test or as a whole.
+
+    `mixed` rewards the mean of the two. The pool `unsolved` keeps only training problems that the shipped model never
+    solved. At most `eval_per_level` problems are evaluated of each level.
+    """
+
+    reward: Literal["per_test", "all_pass", "mixed"] = "per_test"
+    families: Literal["accept", "transform", "all"] = "accept"
+    pool: Literal["mixed", "unsolved"] = "mixed"
+    eval_per_level: int = 25
+
+
+TaskConfig = ShowYourWorkConfig | JsonlConfig | ReasoningGymConfig | ManufactoriaConfig
 
 
 def make_task(config: TaskConfig, seed: int) -> TaskSource:
@@ -58,3 +75,7 @@ def make_task(config: TaskConfig, seed: int) -> TaskSource:
             from pipeline.tasks.reasoning_gym import ReasoningGymTask
 
             return ReasoningGymTask(config, seed)
+        case ManufactoriaConfig():
+            from pipeline.tasks.manufactoria.task import Manufactoria
+
+            return Manufactoria(config, seed)

@@ -74,7 +74,7 @@ def level_size(level: str) -> int:
 
 
 def expression_at(level: str, index: int) -> Expression:
-    """Expression number `index` of a level, 0 <= index < level_size(level); different indices, different expressions."""
+    """Expression number `index` of a level, 0 <= index < level_size(level); no two indices give the same one."""
     lowest = _lowest_operand(level)
     match level[0]:
         case "+":
@@ -171,12 +171,13 @@ class ShowYourWork:
         self._eval = [to_problem(expression_at(level, i)) for level in LEVELS for i in held_out[level]]
         room = {level: level_size(level) - len(held_out[level]) for level in LEVELS}
         rng = random.Random(f"{SOURCE}/train/{seed}")
-        self._problems: list[Problem] = []
+        self._training: list[tuple[str, int]] = []
         for level, count in _level_counts(config.num_problems, room).items():
             # Enough distinct indices that `count` remain once every held-out one among them is gone.
             indices = rng.sample(range(level_size(level)), count + len(held_out[level]))
-            free = [i for i in indices if i not in set(held_out[level])]
-            self._problems += [to_problem(expression_at(level, i)) for i in free[:count]]
+            reserved = set(held_out[level])
+            free = [i for i in indices if i not in reserved]
+            self._training += [(level, i) for i in free[:count]]
 
     def next_problem(self) -> Problem:
         epoch, position = divmod(self._num_drawn, self.num_problems)
@@ -185,13 +186,13 @@ class ShowYourWork:
             random.Random(f"{SOURCE}/order/{self._seed}/{epoch}").shuffle(order)
             self._order = (epoch, order)
         self._num_drawn += 1
-        return self._problems[self._order[1][position]]
+        return to_problem(expression_at(*self._training[self._order[1][position]]))
 
     def eval_problems(self) -> list[Problem]:
         return list(self._eval)
 
     def level_weights(self) -> dict[str, float]:
-        counts = Counter(problem.level for problem in self._problems)
+        counts = Counter(level for level, _ in self._training)
         return {level: n / self.num_problems for level, n in counts.items()}
 
     def state(self) -> dict[str, object]:

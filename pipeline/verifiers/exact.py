@@ -75,7 +75,7 @@ def normalize(text: str) -> str:
 def _strip_delimiters(text: str) -> str:
     for start, end in _DELIMITERS:
         inner = text[len(start) : -len(end)]
-        if text.startswith(start) and text.endswith(end) and inner and start not in inner:
+        if text.startswith(start) and text.endswith(end) and inner and start not in inner.replace("\\$", ""):
             return inner.strip()
     return text
 

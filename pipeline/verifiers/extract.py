@@ -29,20 +29,28 @@ def extract_answer(text: str, rule: ExtractRule, truncated: bool) -> str | None:
 
 def last_boxed(text: str) -> str | None:
     r"""Contents of the last `\boxed{...}` whose braces balance; of nested boxes the innermost."""
-    if "\\boxed" not in text and "\\fbox" not in text:
+    last = max(text.rfind("\\boxed"), text.rfind("\\fbox"))
+    if last < 0:
         return None
-    open_boxes: list[int] = []  # where each open brace's contents begin, or -1 if it is not a box
+    found = _scan_boxes(text, last)  # nearly always enough, and the working before it may be long
+    if found is None:
+        found = _scan_boxes(text, 0)
+    return found.strip() or None if found else None
+
+
+def _scan_boxes(text: str, begin: int) -> str | None:
+    open_braces: list[int] = []  # where the contents of each begin, or -1 if it is not a box
     found: str | None = None
     last_start = -1
-    for match in _BRACES.finditer(text):
+    for match in _BRACES.finditer(text, begin):
         token = match.group()
         if token == "}":
-            start = open_boxes.pop() if open_boxes else -1
+            start = open_braces.pop() if open_braces else -1
             if start > last_start:  # an enclosing box starts earlier: the inner one already stands for it
                 found, last_start = text[start : match.start()], start
         elif token[-1] == "{" and token != "\\{":
-            open_boxes.append(match.end() if len(token) > 1 else -1)
-    return (found or "").strip() or None
+            open_braces.append(match.end() if len(token) > 1 else -1)
+    return found
 
 
 def last_tagged(text: str, tag: str) -> str | None:

@@ -53,7 +53,7 @@ def _triage_gym(problem: Problem, text: str, truncated: bool, rule: ExtractRule)
         return Verdict("correct", 1.0, shown(answer))
     if len(answer) > MAX_GYM_CHARS:
         return Verdict("unknown", 0.0, shown(answer), detail=f"oversize answer: {len(answer)} characters")
-    return Question(problem.problem_id, problem.answer, answer)
+    return Question(problem.problem_id, "", answer)  # the scorer makes its own gold, and ours may be long
 
 
 def _no_answer(truncated: bool) -> Verdict:

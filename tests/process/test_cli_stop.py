@@ -67,7 +67,8 @@ def test_a_held_run_without_a_known_holder_gets_no_signal(run: Path, capsys):
         process.terminate()
 
 
-def test_watch_ends_with_the_run(run: Path, capsys):
+def test_watch_ends_with_the_run(run: Path, monkeypatch, capsys):
+    monkeypatch.setattr("pipeline.plots.to_png", lambda figure: b"a picture")
     with supervise(run) as process:
         process.terminate()
         assert main(["watch", str(run)]) == 0

@@ -16,6 +16,12 @@ from pipeline.errors import RunFailed
 VERBS = {"train", "start", "stop", "resume", "watch", "status", "init", "doctor"}
 
 
+@pytest.fixture(autouse=True)
+def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing them takes a second, and the report has its own tests."""
+    monkeypatch.setattr("pipeline.plots.to_png", lambda figure: b"a picture")
+
+
 def write_status(run: Path, **status: object) -> None:
     rundir.write_atomic(run / "status.json", msgspec.json.encode(status))
 
@@ -122,7 +128,7 @@ def test_status_says_what_a_run_is_doing(run: Path, capsys):
         assert main(["status", str(run), "--json"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "training"
-    assert "rollouts 30 of 100" in lines[1]
+    assert "rollouts 30/100" in lines[1]
     assert "  attempts: 5 trained" in lines and "  warning: w" in lines
     assert msgspec.json.decode(lines[-1])["running"] is True
 

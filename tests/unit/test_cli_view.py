@@ -88,10 +88,10 @@ def test_a_run_that_has_written_nothing_is_starting(tmp_path: Path):
 
 @pytest.mark.parametrize("width", [40, 100])
 def test_the_screen_shows_the_run(tmp_path: Path, width: int):
-    console = Console(width=width, file=io.StringIO())
+    console = Console(width=width, file=(out := io.StringIO()))
     run = make_run(tmp_path, [EVAL, step(1)], evaluation={"left": 90, "of": 360})
     console.print(view.screen(progress_of(run)))
-    text = console.file.getvalue()
+    text = out.getvalue()
     for words in ("training", "270/360", "30/100", "engine-0", "15.0k", "! look here"):
         assert words in text
     assert max(map(len, text.splitlines())) <= width
@@ -111,6 +111,14 @@ def test_the_log_has_one_line_for_each_thing_and_no_control_characters(tmp_path:
     assert [line.partition(",")[0] for line in lines if line.startswith("step")] == ["step 1", "step 2", "step 3"]
     assert lines.count("warning: look here") == 1
     assert lines[-1] == "failed: two lines"
+
+
+def test_of_a_long_history_the_log_shows_the_end(tmp_path: Path, capsys):
+    run = make_run(tmp_path, [step(n) for n in range(1, 100)])
+    plain, progress = view.PlainView(), Progress(run)
+    plain.update(progress, progress.refresh())
+    out = capsys.readouterr().out
+    assert out.count("step ") == view.HISTORY_LINES and "step 99" in out
 
 
 def test_following_shows_what_was_written_up_to_the_end(tmp_path: Path, capsys):

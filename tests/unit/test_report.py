@@ -57,6 +57,13 @@ def make_run(path: Path, records: list[Record], **status: Any) -> Path:
     return run
 
 
+@pytest.fixture
+def no_plots(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes most of a report's time and is tested once."""
+    monkeypatch.setattr("pipeline.plots.to_png", lambda figure: b"a picture")
+
+
+@pytest.mark.usefixtures("no_plots")
 def test_the_summary_of_a_finished_run(tmp_path: Path):
     run = make_run(tmp_path / "run", RECORDS, state="finished", started=50.0, time=80.0, attempts=ATTEMPTS)
     summary = report.write_report(run)
@@ -103,12 +110,14 @@ def test_the_final_value_is_of_the_latest_evaluation(records: list, hard: float 
     assert (summary["hard_pass_at_1"], summary["evaluated_at_step"]) == (hard, step_of_it)
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_a_resumed_run_counts_no_step_twice(tmp_path: Path):
     repeated = [*RECORDS[:5], *RECORDS[2:]]
     run = make_run(tmp_path / "run", repeated, state="finished")
     assert report.write_report(run)["lag_mean"] == 1.0
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_a_report_that_is_up_to_date_is_not_computed_again(tmp_path: Path):
     run = make_run(tmp_path / "run", RECORDS, state="finished")
     report.write_report(run)

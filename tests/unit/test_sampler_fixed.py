@@ -6,8 +6,8 @@ from samplers.fixed import FixedConfig, FixedSampler
 from samplers.history import HistoryConfig
 
 
-def make(num_problems: int | None = 10, num_rollouts: int = 8, **history: float) -> FixedSampler:
-    config = FixedConfig(num_rollouts=num_rollouts, history=HistoryConfig(**history))  # pyright: ignore[reportArgumentType]
+def make(num_problems: int | None = 10, cool_down: int = 0) -> FixedSampler:
+    config = FixedConfig(history=HistoryConfig(cool_down=cool_down))
     return FixedSampler(config, CyclingStream(num_problems), seed=0)
 
 

@@ -106,11 +106,12 @@ def test_an_endless_stream_leaves_no_records():
 
 
 def test_state_survives_msgpack_exactly():
-    history = History(HistoryConfig(cool_down=2, retire_at=0.9, retire_min_attempts=4), num_problems=3)
+    history = History(HistoryConfig(cool_down=2, retire_at=0.5, retire_min_attempts=4), num_problems=3)
     observe(history, [0.1, 1 / 3], [-2.5])
     observe(history, [1, 1, 1, 1])
+    assert history.num_retired == 1
     saved = msgspec.msgpack.encode(msgspec.to_builtins(history.state()))
-    other = History(HistoryConfig(cool_down=2, retire_at=0.9, retire_min_attempts=4), num_problems=3)
+    other = History(HistoryConfig(cool_down=2, retire_at=0.5, retire_min_attempts=4), num_problems=3)
     other.restore(msgspec.convert(msgspec.msgpack.decode(saved), HistoryState))
     assert other.get("p") == history.get("p")
     assert other.stats() == history.stats()

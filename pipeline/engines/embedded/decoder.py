@@ -151,7 +151,7 @@ class EmbeddedDecoder:
     # --- shared by both -----------------------------------------------------------------------------------------------
 
     def _qkv(self, layer: Layer, x: Tensor, rotation: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated query [tokens, heads, dim] and key, and value [tokens, kv_heads, dim]; `rotation` [tokens, 1, dim/2]."""
+        """Query [tokens, heads, dim], key and value [tokens, kv_heads, dim]; `rotation` is [tokens, 1, dim / 2]."""
         heads, kv_heads, dim = self.shape.num_heads, self.shape.num_kv_heads, self.shape.head_dim
         fused = layer.qkv(self._norm(x, layer.attention_norm)).view(len(x), -1, dim)
         query_key, value = fused[:, : heads + kv_heads], fused[:, heads + kv_heads :]

@@ -54,7 +54,7 @@ class Weights:
 
 
 def build_weights(tensors: dict[str, Tensor], shape: ModelShape, device: torch.device) -> Weights:
-    """Copy a state dict (names as in transformers, any float dtype) into float32; WeightError unless it fits exactly."""
+    """Copy a state dict (transformers' names, any float dtype) into float32; WeightError unless it fits exactly."""
     check_fit({name: tuple(t.shape) for name, t in tensors.items()}, shape)
     state = {name: t.to(device, torch.float32) for name, t in tensors.items()}
     embedding = state["model.embed_tokens.weight"].clone()
@@ -83,7 +83,9 @@ def check_fit(found: dict[str, tuple[int, ...]], shape: ModelShape) -> None:
 def _layer(state: dict[str, Tensor], prefix: str, shape: ModelShape) -> Layer:
     def fused(*names: str, rotary: tuple[str, ...] = ()) -> Linear:
         matrices = [_paired(state[f"{prefix}{n}.weight"], shape, n in rotary) for n in names]
-        biases = [_paired(state[f"{prefix}{n}.bias"], shape, n in rotary) for n in names if f"{prefix}{n}.bias" in state]
+        biases = [
+            _paired(state[f"{prefix}{n}.bias"], shape, n in rotary) for n in names if f"{prefix}{n}.bias" in state
+        ]
         return Linear(torch.cat(matrices).t().contiguous(), torch.cat(biases) if biases else None)
 
     query, key, value = "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"

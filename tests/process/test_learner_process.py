@@ -1,0 +1,186 @@
+"""The learner as a process behind a real socket."""
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from learner_samples import random_groups, tiny_model_dir
+
+from learner.__main__ import main
+from learner.checkpoint import MODEL, verify_checkpoint
+from learner.learner import Learner
+from learner.model import load_model
+from pipeline.channels import ENDPOINT, RouterSocket
+from pipeline.config import dump_config, parse_config
+from pipeline.errors import ConfigError, WeightError
+from pipeline.messages import Batch, BatchRequest, Heartbeat, Hello, PeerFailed, StepDone, Stop
+from pipeline.role import EXIT_CRASH
+from pipeline.weights import read_weights
+
+DEADLINE_S = 90.0
+
+
+class Run:
+    """A run directory, the coordinator's socket and at most one learner process."""
+
+    def __init__(self, run_dir: Path, model_path: str):
+        self.run_dir = run_dir
+        self.weights_dir = Path(f"/dev/shm/ngu-{(run_id := secrets.token_hex(6))}")
+        (run_dir / "ipc").mkdir(parents=True)
+        (run_dir / "run_id").write_text(run_id)
+        config = {"model": {"path": model_path}, "learner": {"lr": 1e-2, "warmup_steps": 0}}
+        resolved = dump_config(parse_config(config, "test"))
+        (run_dir / "config.json").write_bytes(msgspec.json.encode(resolved))
+        self.router = RouterSocket(ENDPOINT)
+        self.process: subprocess.Popen | None = None
+        self._inbox = []
+
+    def start(self, *arguments: str) -> None:
+        env = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+        root = Path(__file__).parents[2]
+        env["PYTHONPATH"] = str(root)
+        argv = [sys.executable, "-m", "learner", str(self.run_dir), *arguments]
+        self.process = subprocess.Popen(argv, cwd=self.run_dir, env=env, stderr=subprocess.PIPE, text=True)
+
+    def expect(self, kind):
+        """The next message of `kind`; only greetings and heartbeats may come before it."""
+        deadline = time.monotonic() + DEADLINE_S
+        while time.monotonic() < deadline:
+            self._inbox += [message for _, message in self.router.receive(0.1)]
+            while self._inbox:
+                message = self._inbox.pop(0)
+                if isinstance(message, kind):
+                    return message
+                assert isinstance(message, Hello | Heartbeat), message
+        raise AssertionError(f"no {kind.__name__} within {DEADLINE_S:.0f} s")
+
+    def send(self, message) -> None:
+        assert self.router.send("learner", message)
+
+    def wait(self) -> tuple[int, str]:
+        assert self.process is not None
+        _, errors = self.process.communicate(timeout=DEADLINE_S)
+        return self.process.returncode, errors
+
+    def close(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.communicate()
+        self.router.close()
+        with contextlib.suppress(FileNotFoundError):
+            for path in self.weights_dir.iterdir():
+                path.unlink()
+            self.weights_dir.rmdir()
+
+
+@pytest.fixture
+def start_run(tmp_path, monkeypatch):
+    runs = []
+
+    def make(model_path: str) -> Run:
+        (run_dir := tmp_path / "run").mkdir()
+        monkeypatch.chdir(run_dir)
+        runs.append(Run(run_dir, model_path))
+        return runs[-1]
+
+    handler = signal.getsignal(signal.SIGTERM)
+    yield make
+    signal.signal(signal.SIGTERM, handler)  # `main` in this process sets its own
+    for run in runs:
+        run.close()
+
+
+def check_notice(notice, learner):
+    """The announced weights and canary are those of `learner`."""
+    published = read_weights(notice)
+    own = learner.model.state_dict()
+    assert all(torch.equal(tensor, own[name]) for name, tensor in published.items())
+    canary = np.frombuffer(notice.canary_logprobs, dtype="<f4")
+    np.testing.assert_allclose(canary, learner.canary()[1].numpy(), atol=1e-6)
+    assert (Path(notice.model_dir) / "config.json").is_file()
+
+
+def test_steps_checkpoint_stop_resume_and_crash(start_run, tmp_path):
+    path = str(tiny_model_dir(tmp_path / "start"))
+    run = start_run(path)
+    run.start()
+    model, _ = load_model(path)
+    config = parse_config(msgspec.json.decode((run.run_dir / "config.json").read_bytes()), "test")
+    mirror = Learner(model, config.learner, config.sampling.temperature)
+
+    started = run.expect(StepDone)
+    assert started.policy_version == 0 and started.metrics == {}
+    check_notice(started.weights, mirror)
+    assert run.expect(BatchRequest).policy_version == 0
+    run.expect(Heartbeat)
+
+    groups = random_groups(model, seed=0, drift=0.1)
+    run.send(Batch(tuple(groups), num_attempts=16, checkpoint=True))
+    done = run.expect(StepDone)
+    expected = mirror.step(groups)
+    assert done.policy_version == 1 and done.warning == ""
+    assert done.metrics["loss"] == pytest.approx(expected.metrics["loss"], abs=1e-6)
+    check_notice(done.weights, mirror)
+    assert done.checkpoint == str(run.run_dir / "checkpoints" / ".step_000001.partial")
+    verify_checkpoint(Path(done.checkpoint))
+
+    assert run.expect(BatchRequest).policy_version == 1
+    closing = tmp_path / "closing"
+    run.send(Stop(checkpoint=str(closing)))
+    last = run.expect(StepDone)
+    assert (last.policy_version, last.checkpoint, last.metrics) == (1, str(closing), {})
+    status, errors = run.wait()
+    assert status == 0, errors
+    assert not run.weights_dir.exists()
+
+    run.start("--resume", str(closing))
+    again = run.expect(StepDone)
+    assert again.policy_version == 1
+    check_notice(again.weights, mirror)
+    assert run.expect(BatchRequest).policy_version == 1
+    assert load_model(str(closing / MODEL))[0].config.model_type == "qwen2"
+
+    # What nobody foresaw is said in one line, with the traceback in the log, and leaves no weights behind.
+    broken = msgspec.structs.replace(groups[0], draw_indices=(99,) * 4)
+    run.send(Batch((broken,), num_attempts=4, checkpoint=False))
+    assert run.expect(PeerFailed).reason.startswith("IndexError")
+    status, errors = run.wait()
+    assert status == EXIT_CRASH and "Traceback" in errors
+    assert not run.weights_dir.exists()
+
+
+def test_terminated_while_waiting_gives_shared_memory_back(start_run, tmp_path):
+    run = start_run(str(tiny_model_dir(tmp_path / "start")))
+    run.start()
+    run.expect(StepDone)
+    run.expect(BatchRequest)
+    assert run.process is not None
+    run.process.terminate()
+    run.wait()
+    assert not run.weights_dir.exists()
+
+
+def test_a_model_that_is_not_there_is_told_in_one_line(start_run, tmp_path):
+    run = start_run(str(tmp_path / "nowhere"))
+    with pytest.raises(ConfigError, match="nowhere"):
+        main([str(run.run_dir)])
+    reason = run.expect(PeerFailed).reason
+    assert "nowhere" in reason and "\n" not in reason
+
+
+def test_a_torn_checkpoint_fails_before_anything_is_published(start_run, tmp_path):
+    run = start_run(str(tiny_model_dir(tmp_path / "start")))
+    (tmp_path / "torn").mkdir()
+    with pytest.raises(WeightError, match="unfinished"):
+        main([str(run.run_dir), "--resume", str(tmp_path / "torn")])
+    assert "unfinished" in run.expect(PeerFailed).reason
+    assert not run.weights_dir.exists()

@@ -1,0 +1,194 @@
+"""Whole runs of the built-in job in real processes, small ones: what they leave, and what kills do to them."""
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import rundir
+from pipeline.metrics import read_records
+
+pytestmark = pytest.mark.timeout(280)  # real processes import torch, and the machine may be busy
+
+SMALL = ["task.eval_per_level=1", "eval.final_num_rollouts=1", "eval.every_steps=0", "learner.batch_size=48"]
+
+
+class Run:
+    """`ngu train` in a child process."""
+
+    def __init__(self, run_dir: Path, *settings: str):
+        self.dir = run_dir
+        self.process = self._ngu("train", "--run-dir", str(run_dir), "--no-tui", *SMALL, *settings)
+
+    @staticmethod
+    def _ngu(*args: str) -> subprocess.Popen[str]:
+        argv = [sys.executable, "-m", "pipeline.cli", *args]
+        return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def resume(self) -> None:
+        self.process = self._ngu("resume", "--no-tui", str(self.dir))
+
+    def status(self) -> dict[str, Any]:
+        return rundir.read_status(self.dir)
+
+    def wait_until(self, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """Poll status.json; fails with the run's output if the run ends first."""
+        while not condition(status := self.status()):
+            if self.process.poll() is not None:
+                raise AssertionError(f"the run ended early: {self.output()}")
+            time.sleep(0.05)
+        return status
+
+    def output(self) -> str:
+        return self.process.communicate()[0]
+
+    def end(self) -> str:
+        text = self.output()
+        assert self.process.returncode == 0, text + self.logs()
+        return text
+
+    def logs(self) -> str:
+        return "".join(f"\n--- {p.name}\n{p.read_text()}" for p in sorted((self.dir / "logs").glob("*.log")))
+
+    def pids(self, role: str) -> list[int]:
+        """Processes of this run whose command line names the role."""
+        return [pid for pid, line in processes_of(self.dir) if role in line]
+
+    def open_and_total(self) -> tuple[int, int]:
+        with sqlite3.connect(f"file:{self.dir / 'ledger.sqlite'}?mode=ro", uri=True) as db:
+            row = db.execute("SELECT sum(fate = 0), count(*) FROM attempts").fetchone()
+        db.close()
+        return row
+
+    def kill_everything(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            self.process.communicate()
+
+
+def processes_of(run_dir: Path) -> list[tuple[int, str]]:
+    """(pid, command line) of every live process that was started for the run."""
+    found = []
+    for proc in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (proc / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            cwd = os.readlink(proc / "cwd")
+        except OSError:
+            continue
+        if str(run_dir) in line or cwd == str(run_dir):
+            found.append((int(proc.name), line))
+    return found
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    runs: list[Run] = []
+
+    def make(*settings: str) -> Run:
+        runs.append(Run(tmp_path / "run", *settings))
+        return runs[-1]
+
+    yield make
+    for run in runs:
+        run.kill_everything()
+        assert processes_of(run.dir) == []
+        run_id = (run.dir / "run_id").read_text().strip()
+        assert not Path(f"/dev/shm/ngu-{run_id}").exists()
+
+
+def test_a_run_leaves_everything_a_user_was_promised(start):
+    run = start("max_rollouts=240", "daemon.checkpoint_every_steps=2")
+    text = run.end()
+    assert "pass@1" in text
+    summary = json.loads((run.dir / "summary.json").read_text())
+    assert summary["steps"] == 5
+    assert 240 <= summary["rollouts"] < 300
+    for key in ("hard_pass_at_1", "mix_pass_at_1", "tokens", "wall_s", "lag_mean", "lag_max", "ess_mean"):
+        assert summary[key] is not None, key
+    assert len(list(run.dir.glob("*.png"))) >= 4
+    assert list((run.dir / "tensorboard").iterdir())
+    kinds = {r["kind"] for r in read_records(run.dir / "metrics.jsonl")}
+    assert kinds == {"eval", "step", "levels"}
+    assert run.open_and_total()[0] == 0
+
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    checkpoint = run.dir / "checkpoints" / "step_000005" / "model"
+    assert AutoModelForCausalLM.from_pretrained(checkpoint).num_parameters() == 447_104
+    assert AutoTokenizer.from_pretrained(checkpoint).decode([1]) is not None
+
+
+def test_stop_then_resume_goes_on_where_it_was(start):
+    run = start("max_rollouts=20000", "max_steps=6", "sampler.max_attempts=16")
+    run.wait_until(lambda s: s.get("step", 0) >= 2)
+    stop = Run._ngu("stop", str(run.dir))
+    assert "checkpoint" in stop.communicate()[0]
+    run.output()
+    status = run.status()
+    assert status["state"] == "stopped"
+    stopped_at = status["step"]
+    assert 2 <= stopped_at < 6
+    run.resume()
+    run.end()
+    assert run.status()["state"] == "finished"
+    steps = [r["step"] for r in read_records(run.dir / "metrics.jsonl") if r["kind"] == "step"]
+    assert steps == list(range(1, 7)), "no step twice, none missing"
+    assert run.open_and_total()[0] == 0
+
+
+@pytest.mark.parametrize("role", ["engine-0", "verifier"])
+def test_a_killed_engine_or_verifier_is_replaced_and_the_run_goes_on(start, role):
+    run = start("max_rollouts=480", "daemon.checkpoint_every_steps=0")
+    run.wait_until(lambda s: s.get("step", 0) >= 1)
+    (pid,) = run.pids(f"--name {role}")
+    os.kill(pid, signal.SIGKILL)
+    text = run.end()
+    assert f"{role} was killed by signal 9" in text + run.logs()
+    steps = [r["step"] for r in read_records(run.dir / "metrics.jsonl") if r["kind"] == "step"]
+    assert steps == list(range(1, 11)), "the learner and its steps are not touched"
+    open_attempts, total = run.open_and_total()
+    assert (open_attempts, total >= 480) == (0, True)
+
+
+@pytest.mark.parametrize("role", ["learner", "pipeline.coordinator"])
+def test_a_killed_learner_or_coordinator_restarts_the_run_from_its_checkpoint(start, role):
+    run = start("max_rollouts=480", "daemon.checkpoint_every_steps=2")
+    run.wait_until(lambda s: s.get("step", 0) >= 3)
+    (pid,) = run.pids(f"-m {role} ")
+    os.kill(pid, signal.SIGKILL)
+    run.end()
+    summary = json.loads((run.dir / "summary.json").read_text())
+    assert summary["steps"] == 10
+    assert run.open_and_total()[0] == 0
+
+
+def test_no_process_outlives_a_killed_supervisor_and_the_run_can_be_resumed(start):
+    run = start("max_rollouts=240", "daemon.checkpoint_every_steps=1")
+    run.wait_until(lambda s: s.get("step", 0) >= 2)
+    run.process.kill()
+    run.output()
+    deadline = time.monotonic() + 10
+    while processes_of(run.dir) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert processes_of(run.dir) == []
+    run.resume()
+    run.end()
+    assert json.loads((run.dir / "summary.json").read_text())["steps"] == 5
+
+
+def test_a_directory_in_use_is_refused_with_status_2(start):
+    run = start("max_rollouts=20000")
+    run.wait_until(lambda s: s.get("state") is not None)
+    other = Run._ngu("train", "--no-tui", "--run-dir", str(run.dir))
+    text = other.communicate()[0]
+    assert other.returncode == 2
+    assert text.startswith("ngu: error: ")
+    assert len(text.splitlines()) == 1

@@ -1,0 +1,82 @@
+"""Answers to generated puzzles are scored by the generator's own scorer, and never evaluated as code."""
+
+import pytest
+
+from pipeline.tasks.reasoning_gym import ReasoningGymTask
+from pipeline.tasks.registry import ReasoningGymConfig
+from pipeline.verifiers.gym import GymVerifier, is_arithmetic
+from samplers.base import Problem
+
+
+def make(name: str, **params) -> tuple[GymVerifier, Problem]:
+    config = ReasoningGymConfig(name=name, params=params, num_problems=3, eval_size=1)
+    return GymVerifier(config), ReasoningGymTask(config, seed=5).next_problem()
+
+
+@pytest.mark.parametrize("form", ["{}", r"so \boxed{{{}}}", "<answer>{}</answer>", "Answer: {}", "  {}.0\n"])
+def test_the_answer_in_any_form(form: str):
+    verifier, problem = make("chain_sum", min_terms=2, max_terms=3)
+    verdict = verifier.verify(problem, form.format(problem.answer), False)
+    assert (verdict.outcome, verdict.reward) == ("correct", 1.0)
+
+
+def test_partial_credit_is_the_reward_but_not_correct():
+    verifier, problem = make("countdown")
+    verdict = verifier.verify(problem, r"\boxed{1+1}", False)
+    assert verdict.outcome == "incorrect" and 0 < verdict.reward < 1
+
+
+def test_another_expression_than_the_oracle_is_correct_if_it_solves_the_puzzle():
+    verifier, problem = make("countdown")
+    verdict = verifier.verify(problem, rf"\boxed{{({problem.answer})}}", False)
+    assert (verdict.outcome, verdict.reward) == ("correct", 1.0)
+
+
+@pytest.mark.parametrize("text", ["", "   ", "\n"])
+def test_no_answer_is_incorrect(text: str):
+    verifier, problem = make("chain_sum")
+    assert verifier.verify(problem, text, False).outcome == "incorrect"
+
+
+def test_a_cut_text_without_a_marked_answer_is_incorrect():
+    verifier, problem = make("chain_sum")
+    verdict = verifier.verify(problem, problem.answer, True)
+    assert (verdict.outcome, verdict.detail) == ("incorrect", "cut by the token limit")
+
+
+def test_a_problem_of_another_generator_is_unknown():
+    verifier, _ = make("chain_sum")
+    other = Problem("gcd:5:0", "reasoning_gym", "", "")
+    assert verifier.verify(other, "3", False).outcome == "unknown"
+
+
+@pytest.mark.parametrize("name", ["countdown", "n_queens", "spiral_matrix", "polynomial_multiplication", "chain_sum"])
+def test_hostile_answers_are_not_evaluated(name: str, tmp_path):
+    verifier, problem = make(name)
+    victim = tmp_path / "made_by_an_answer"
+    for code in (
+        f"__import__('os').mkdir({str(victim)!r})",
+        f"[open({str(victim)!r}, 'w')]",
+        f"[[__import__('pathlib').Path({str(victim)!r}).touch()]]",
+    ):
+        verdict = verifier.verify(problem, f"<answer>{code}</answer>", False)
+        assert verdict.outcome == "incorrect"
+        assert not victim.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("(3 + 4)*2 - 1/7", True),
+        ("2.5*x**2 + sin(x) + C", True),
+        ("x.subs(y)", False),
+        ("abs(3)", False),
+        ("lambda: 0", False),
+        ("[1]", False),
+        ("'a'", False),
+        ("x_1", False),
+        ("1 .real", False),
+    ],
+)
+def test_is_arithmetic(text: str, expected: bool):
+    assert is_arithmetic(text) is expected

@@ -1,0 +1,132 @@
+"""The engine worker's loop over a socket that is a list."""
+
+from collections import deque
+
+import pytest
+import torch
+from tiny_models import publish, save_model_dir, teacher_forced, tiny_model, work
+
+from pipeline.config import Config, EnginesConfig
+from pipeline.errors import WeightError
+from pipeline.messages import (
+    AttemptFailed,
+    Cancel,
+    Heartbeat,
+    NewWeights,
+    PeerFailed,
+    Rollouts,
+    Stop,
+    VerifyJobs,
+    WeightsLoaded,
+    WorkItems,
+)
+from pipeline.weights import WeightPublisher
+from pipeline.worker import Worker
+
+torch.set_num_threads(1)
+
+
+class ScriptedSocket:
+    """Receives a script: messages, and None where nothing has arrived yet."""
+
+    def __init__(self, *script):
+        self._script = deque(script)
+        self.sent = []
+        self.waits = []
+
+    def say_hello(self):
+        self.sent.append("hello")
+
+    def send(self, message):
+        self.sent.append(message)
+
+    def recv(self, timeout_s):
+        self.waits.append(timeout_s)
+        return self._script.popleft()
+
+    def of(self, kind):
+        return [m for m in self.sent if isinstance(m, kind)]
+
+
+def run(kind, *script):
+    socket = ScriptedSocket(*script)
+    Worker(Config(engines=EnginesConfig(kind=kind, slots=2)), "engine-0", socket).run()
+    return socket
+
+
+@pytest.fixture
+def weights(tmp_path):
+    """Makes notices of a tiny model's versions."""
+    model_dir = save_model_dir(tmp_path / "model", "qwen2")
+    publisher = WeightPublisher(tmp_path / "weights")
+    yield lambda version: publish(publisher, tiny_model("qwen2", version), version, model_dir)
+    publisher.close()
+
+
+def test_it_serves_work_that_came_before_the_weights(weights):
+    items = WorkItems(tuple(work(i, "ab") for i in range(5)))
+    socket = run("fake", items, Cancel((2,)), None, NewWeights(weights(0)), *[None] * 60, Cancel((4,)), Stop(), None)
+    assert socket.sent[0] == "hello"
+    assert isinstance(socket.sent[1], Heartbeat)
+    (loaded,) = socket.of(WeightsLoaded)
+    assert (loaded.policy_version, loaded.num_in_flight) == (0, 0)
+    rollouts = [r for m in socket.of(Rollouts) for r in m.rollouts]
+    assert sorted(r.attempt_id for r in rollouts) == [0, 1, 3, 4]
+    assert {r.engine_id for r in rollouts} == {"engine-0"}
+
+
+def test_it_waits_for_messages_only_when_nothing_is_in_flight(weights, monkeypatch):
+    monkeypatch.setattr("pipeline.worker.HEARTBEAT_S", 1e6)
+    items = WorkItems((work(0, "ab"),))
+    socket = run("fake", NewWeights(weights(0)), None, items, None, *[None] * 30, Stop(), None)
+    assert socket.waits[2] > 0.0  # nothing to do yet
+    assert socket.waits[4] == 0.0  # one attempt is running
+    assert socket.waits[-2] > 0.0  # and has ended since
+    assert max(socket.waits) <= 1e6  # in time for the next heartbeat
+
+
+def test_prompts_that_cannot_run_are_reported(weights):
+    items = WorkItems((work(0, "a" * 100), work(1, "ab", max_new_tokens=2)))
+    socket = run("embedded", NewWeights(weights(0)), items, *[None] * 5, Stop(), None)
+    (failed,) = socket.of(AttemptFailed)
+    assert (failed.attempt_id, failed.retryable) == (0, False)
+    assert [r.attempt_id for m in socket.of(Rollouts) for r in m.rollouts] == [1]
+
+
+def test_only_the_newest_of_several_waiting_versions_is_loaded(weights):
+    notices = [NewWeights(weights(v)) for v in range(4)]  # the first two files are gone
+    socket = run("embedded", *notices, None, Stop(), None)
+    assert [m.policy_version for m in socket.of(WeightsLoaded)] == [3]
+
+
+def test_a_version_that_vanished_is_forgiven_when_a_newer_one_came(weights):
+    gone = weights(0)
+    newer = [weights(v) for v in (1, 2)][-1]
+    socket = run("embedded", NewWeights(gone), None, NewWeights(newer), None, Stop(), None)
+    assert [m.policy_version for m in socket.of(WeightsLoaded)] == [2]
+    assert not socket.of(PeerFailed)
+
+
+def test_weights_that_fail_the_canary_twice_end_the_worker_before_another_token(weights, tmp_path):
+    good = weights(0)
+    bad_publisher = WeightPublisher(tmp_path / "bad")
+    honest = teacher_forced(tiny_model("qwen2", 1), list(range(3, 12)))
+    bad = bad_publisher.publish(tiny_model("qwen2", 2).state_dict(), 1, good.model_dir, list(range(3, 12)), honest)
+    socket = ScriptedSocket(
+        NewWeights(good), WorkItems((work(0, "ab", max_new_tokens=40),)), None, NewWeights(bad), None, None
+    )
+    worker = Worker(Config(engines=EnginesConfig(kind="embedded", slots=2)), "engine-0", socket)
+    with pytest.raises(WeightError, match="logprobs differ"):
+        worker.run()
+    assert isinstance(socket.sent[-1], PeerFailed)
+    assert "weights 1" in socket.sent[-1].reason
+    assert [m.policy_version for m in socket.of(WeightsLoaded)] == [0]
+    bad_publisher.close()
+
+
+def test_a_message_for_another_role_ends_the_worker_with_one_line():
+    socket = ScriptedSocket(VerifyJobs(()), None)
+    with pytest.raises(Exception, match="VerifyJobs"):
+        Worker(Config(engines=EnginesConfig(kind="fake", slots=2)), "engine-0", socket).run()
+    (failed,) = socket.of(PeerFailed)
+    assert "\n" not in failed.reason
