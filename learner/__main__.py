@@ -13,13 +13,14 @@ from pathlib import Path
 import msgspec
 import torch
 
-from learner.checkpoint import MODEL, load_checkpoint, save_checkpoint, verify_checkpoint
+from learner.checkpoint import MODEL, load_checkpoint, save_checkpoint
 from learner.learner import Learner
 from learner.model import export_model_dir, load_model
 from pipeline.channels import ENDPOINT, PeerSocket
 from pipeline.checkpoints import partial_dir
 from pipeline.config import Config, parse_config
 from pipeline.errors import NguError
+from pipeline.manifest import verify_manifest
 from pipeline.messages import Batch, BatchRequest, Heartbeat, PeerFailed, StepDone, Stop, WeightsNotice
 from pipeline.role import run_role
 from pipeline.weights import WeightPublisher
@@ -35,7 +36,7 @@ class LearnerRole:
         self.run_dir = run_dir
         self.socket = socket
         if resume is not None:
-            verify_checkpoint(resume)
+            verify_manifest(resume)
         model, self.tokenizer = load_model(config.model.path if resume is None else str(resume / MODEL))
         self.learner = Learner(model, config.learner, config.sampling.temperature)
         if resume is not None:

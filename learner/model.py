@@ -1,6 +1,6 @@
 """A policy: a Hugging Face causal language model in float32, and logprobs of completions under it."""
 
-from importlib import resources
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,30 +12,13 @@ from transformers.utils import logging as transformers_logging
 
 from learner.packing import TokenBatch
 from pipeline.errors import ConfigError
+from pipeline.model_path import resolve_model_path
 
 # Logits held at a time: 2**24 in float32 are 64 MiB, however large the vocabulary and however long the completions.
 MAX_LOGITS = 1 << 24
 CANARY_TOKENS = 32
 # Rounding of float32 matmuls of different shapes stays well below this; a head that scales or caps its logits does not.
 HEAD_TOLERANCE = 1e-3
-
-
-def resolve_model_path(path: str) -> Path:
-    """The directory or .gguf file that `[model] path` names; raises ConfigError when nothing can be loaded from it."""
-    if path == "builtin":
-        return Path(str(resources.files("pipeline") / "assets" / "show_your_work"))
-    found = Path(path).expanduser()
-    if not found.exists():
-        raise ConfigError(f"model.path {path}: no such directory or file; download the model first")
-    if found.is_file():
-        if found.suffix != ".gguf":
-            raise ConfigError(f"model.path {path}: a file must be .gguf; otherwise name the model's directory")
-        return found
-    if not (found / "config.json").is_file():
-        raise ConfigError(f"model.path {path}: the directory has no config.json; it is not a Hugging Face model")
-    if not any(found.glob("*.safetensors")) and not any(found.glob("pytorch_model*.bin")):
-        raise ConfigError(f"model.path {path}: the directory has a config.json but no weights (*.safetensors)")
-    return found
 
 
 def load_model(path: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -77,8 +60,19 @@ def export_model_dir(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
     model.config.save_pretrained(partial)
     if model.generation_config is not None:
         model.generation_config.save_pretrained(partial)
-    tokenizer.save_pretrained(partial)
+    save_tokenizer(tokenizer, partial)
     partial.rename(directory)
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
+    """Save a tokenizer with the very `tokenizer.json` it was loaded from.
+
+    transformers 5 puts the architecture's usual pre-tokenizer in place of a custom one and would save that.
+    """
+    tokenizer.save_pretrained(directory)
+    original = Path(tokenizer.name_or_path) / "tokenizer.json"
+    if original.is_file():
+        shutil.copyfile(original, directory / "tokenizer.json")
 
 
 def completion_logprobs(

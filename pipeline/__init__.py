@@ -1,1 +1,1 @@
-"""Everything that moves: wire types, channels, coordinator, engines, verifiers, weights, daemon and the command line."""
+"""Everything that moves: wire types, channels, coordinator, engines, verifiers, weights, daemon, command line."""

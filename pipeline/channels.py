@@ -127,4 +127,3 @@ class RouterSocket:
 
     def close(self) -> None:
         self._context.destroy(linger=2000)
-

@@ -1,7 +1,7 @@
 """Checkpoints as the coordinator sees them: a directory with the learner's part and its own, published by one rename.
 
-`RUN/checkpoints/step_000010/` holds what the learner wrote and `coordinator.msgpack`. A directory whose name starts with a
-dot is unfinished and never read.
+`RUN/checkpoints/step_000010/` holds what the learner wrote and `coordinator.msgpack`. A directory whose name starts
+with a dot is unfinished and never read.
 """
 
 import os
@@ -14,6 +14,7 @@ import xxhash
 from pipeline.coordinator.batcher import BatcherState
 from pipeline.coordinator.book import BookState
 from pipeline.errors import NguError
+from pipeline.manifest import sync, verify_manifest
 
 NUM_KEPT = 2
 _FILE = "coordinator.msgpack"
@@ -48,7 +49,7 @@ def publish(run_dir: Path, partial: Path, snapshot: Snapshot) -> Path:
     if final.exists():  # the last periodic checkpoint and the closing one can fall on the same step
         shutil.rmtree(final)
     partial.rename(final)
-    _fsync_dir(final.parent)
+    sync(final.parent)
     for old in _complete(run_dir)[:-NUM_KEPT]:
         shutil.rmtree(old)
     return final
@@ -63,13 +64,16 @@ def load(path: Path) -> Snapshot:
             raise ValueError("checksum mismatch")
         return msgspec.msgpack.decode(data, type=Snapshot)
     except (OSError, ValueError, msgspec.DecodeError) as e:
-        raise NguError(f"{path / _FILE}: unusable checkpoint ({e}); delete the directory to resume from the one before") from None
+        raise NguError(
+            f"{path / _FILE}: unusable checkpoint ({e}); delete the directory to resume from the one before"
+        ) from None
 
 
 def latest(run_dir: Path) -> Path | None:
-    """The newest checkpoint whose coordinator part is intact, or None."""
+    """The newest checkpoint of which every byte is intact, or None."""
     for path in reversed(_complete(run_dir)):
         try:
+            verify_manifest(path)
             load(path)
         except NguError:
             continue
@@ -79,11 +83,3 @@ def latest(run_dir: Path) -> Path | None:
 
 def _complete(run_dir: Path) -> list[Path]:
     return sorted((run_dir / "checkpoints").glob("step_*"))
-
-
-def _fsync_dir(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

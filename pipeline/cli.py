@@ -50,11 +50,25 @@ def _app() -> App:
 
 
 def _first_line(verb: EntryPoint) -> str:
-    """The first line of the verb's docstring, without importing its module; empty if it cannot be found."""
+    """The first line of the verb's docstring, without importing its module; empty if it cannot be found.
+
+    A verb with sub-commands is an `App`, whose line is the literal `help` that it is made with.
+    """
     for node in _definitions(verb.module):
         if isinstance(node, ast.FunctionDef) and node.name == verb.attr:
             return (ast.get_docstring(node) or "").partition("\n")[0]
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call) and _is_name(node.targets[0], verb.attr):
+            return _help_argument(node.value).partition("\n")[0]
     return ""
+
+
+def _is_name(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def _help_argument(call: ast.Call) -> str:
+    given = [k.value.value for k in call.keywords if k.arg == "help" and isinstance(k.value, ast.Constant)]
+    return str(given[0]) if given else ""
 
 
 @cache

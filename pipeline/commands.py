@@ -14,6 +14,7 @@ from cyclopts import Parameter
 from pipeline import rundir
 from pipeline.config import Config, load_config
 from pipeline.errors import ConfigError, NguError
+from pipeline.model_path import resolve_model_path
 from pipeline.progress import Progress, duration, number, of
 from pipeline.tasks.registry import JsonlConfig, make_task
 
@@ -126,9 +127,7 @@ def _with_absolute_paths(config: Config) -> Config:
     """The roles work in the run directory, so relative paths are fixed to where the command was given."""
     model, task = config.model, config.task
     if model.path != "builtin":
-        if not Path(model.path).exists():
-            raise ConfigError(f"[model] path {model.path!r}: no such file or directory")
-        model = msgspec.structs.replace(model, path=str(Path(model.path).absolute()))
+        model = msgspec.structs.replace(model, path=str(resolve_model_path(model.path).absolute()))
     if isinstance(task, JsonlConfig):
         eval_path = str(Path(task.eval_path).absolute()) if task.eval_path else ""
         task = msgspec.structs.replace(task, path=str(Path(task.path).absolute()), eval_path=eval_path)

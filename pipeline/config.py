@@ -29,14 +29,14 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Base of every config table."""
 
 
-class ModelConfig(Section):
+class ModelConfig(Section, frozen=True):
     """`path` is a Hugging Face model directory, a .gguf file, or "builtin" for the tiny arithmetic model."""
 
     path: str = "builtin"
     chat_template: Literal["auto", "never"] = "auto"
 
 
-class SamplingConfig(Section):
+class SamplingConfig(Section, frozen=True):
     """Sampling of training rollouts. The learner scores the full distribution at the same temperature."""
 
     temperature: float = 1.0
@@ -55,7 +55,7 @@ class SamplingConfig(Section):
             )
 
 
-class EnginesConfig(Section):
+class EnginesConfig(Section, frozen=True):
     """`embedded` covers qwen2, qwen3 and llama architectures, `transformers` the rest, `fake` none at all (tests)."""
 
     kind: Literal["auto", "embedded", "transformers", "fake"] = "auto"
@@ -66,7 +66,7 @@ class EnginesConfig(Section):
 ExtractRule = Literal["auto", "boxed", "hash", "answer"]
 
 
-class VerifierConfig(Section):
+class VerifierConfig(Section, frozen=True):
     r"""`extract` says where a completion's final answer stands: the last `\boxed{x}`, `#### x` or `Answer: x`; `auto`
     takes the first of these that the text holds.
     """
@@ -77,11 +77,11 @@ class VerifierConfig(Section):
     extract: ExtractRule = "auto"
 
 
-class LossConfig(Section):
+class LossConfig(Section, frozen=True):
     """CISPO: the gradient of each token's log-probability, weighted by its truncated importance ratio and advantage.
 
-    `eps_max` caps the ratio. `aggregation` sets the objective (METHODS: the loss mean decides how much a hard problem
-    weighs): `token` divides by the batch's tokens, `sequence` averages rollouts, `prompt` averages groups.
+    `eps_max` caps the ratio. `aggregation` sets the objective, because it decides how much a hard problem weighs:
+    `token` divides by the tokens of the batch, `sequence` averages rollouts, `prompt` averages groups.
     """
 
     kind: Literal["cispo"] = "cispo"
@@ -89,7 +89,7 @@ class LossConfig(Section):
     aggregation: Literal["token", "sequence", "prompt"] = "token"
 
 
-class AdvantageConfig(Section):
+class AdvantageConfig(Section, frozen=True):
     """`standardized` is (r - mean)/std over the whole chain, `centered` leaves out the std; `clip` bounds |A|.
 
     With `anchor` positives keep their advantage and the others are rescaled so that the trained group sums to 0.
@@ -100,35 +100,35 @@ class AdvantageConfig(Section):
     clip: Positive = 4.0
 
 
-class LearnerConfig(Section):
+class LearnerConfig(Section, frozen=True):
     """`batch_by` says what `batch_size` counts: `attempts` launched (zero-variance groups are not replaced),
     `completions` trained, or `groups` trained (both refill).
     """
 
-    lr: NonNegative = 1e-4
+    lr: NonNegative = 2e-4
     betas: tuple[float, float] = (0.9, 0.99)
     weight_decay: NonNegative = 0.0
     warmup_steps: NonNegativeInt = 5
     max_grad_norm: Positive = 1.0
     batch_by: Literal["attempts", "completions", "groups"] = "attempts"
     batch_size: PositiveInt = 384
-    micro_batch_tokens: PositiveInt = 4096
+    micro_batch_tokens: PositiveInt = 2048
     advantage: AdvantageConfig = msgspec.field(default_factory=AdvantageConfig)
     loss: LossConfig = msgspec.field(default_factory=LossConfig)
 
 
-class StalenessConfig(Section):
+class StalenessConfig(Section, frozen=True):
     """`max_lag` bounds launches: at most (max_lag + 1) batches are waiting, in training or in flight together.
 
     0 is the synchronous mode: generate a batch, train on it, publish, generate the next. `correct` trains whatever
     arrives, with truncated weights; `drop` leaves out groups that hold a token older than `max_lag` versions.
     """
 
-    max_lag: NonNegativeInt = 2
+    max_lag: NonNegativeInt = 1
     policy: Literal["correct", "drop"] = "correct"
 
 
-class EvalConfig(Section):
+class EvalConfig(Section, frozen=True):
     """Evaluation on the task's held-out problems before, during (every `every_steps`, in flight) and after training."""
 
     every_steps: NonNegativeInt = 5
@@ -136,14 +136,14 @@ class EvalConfig(Section):
     final_num_rollouts: PositiveInt = 4
 
 
-class DaemonConfig(Section):
+class DaemonConfig(Section, frozen=True):
     """`checkpoint_every_steps = 0` keeps only the final checkpoint."""
 
     checkpoint_every_steps: NonNegativeInt = 10
     max_restarts: NonNegativeInt = 3
 
 
-class Config(Section):
+class Config(Section, frozen=True):
     """A run. It ends after `max_steps` optimizer steps or `max_rollouts` training rollouts, whichever is first; 0 is no
     limit.
     """
@@ -171,8 +171,11 @@ class Config(Section):
 _DEFAULT_KINDS = {"task": "show_your_work", "sampler": "never_give_up"}
 
 
-def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Config:
-    """Read a TOML file (or the defaults) and apply `section.key=value` overrides; raises ConfigError."""
+def load_config(path: str | Path | None, overrides: Sequence[str] = (), schema: type[Config] = Config) -> Config:
+    """Read a TOML file (or the defaults) and apply `section.key=value` overrides; raises ConfigError.
+
+    The result is a `schema`, which may add tables to those of a run.
+    """
     if path is None:
         raw: dict[str, Any] = {}
     else:
@@ -184,19 +187,19 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Confi
             raise ConfigError(f"{path}: not a readable TOML file: {e}") from None
     for override in overrides:
         _apply_override(raw, override)
-    return parse_config(raw, str(path) if path else "config")
+    return parse_config(raw, str(path) if path else "config", schema)
 
 
-def parse_config(raw: dict[str, Any], where: str) -> Config:
+def parse_config(raw: dict[str, Any], where: str, schema: type[Config] = Config) -> Config:
     """Check a config given as plain tables; `where` names it in errors. Raises ConfigError."""
     raw = dict(raw)
     for section, default in _DEFAULT_KINDS.items():
         if isinstance(table := raw.get(section), dict):
             raw[section] = {"kind": default} | table
     try:
-        return msgspec.convert(raw, Config, strict=True)
+        return msgspec.convert(raw, schema, strict=True)
     except msgspec.ValidationError as e:
-        raise ConfigError(f"{where}: {_explain(raw, str(e))}") from None
+        raise ConfigError(f"{where}: {_explain(raw, str(e), schema)}") from None
 
 
 def dump_config(config: Config) -> dict[str, Any]:
@@ -223,14 +226,14 @@ def _apply_override(raw: dict[str, Any], override: str) -> None:
     table[leaf] = value
 
 
-def _explain(raw: dict[str, Any], message: str) -> str:
+def _explain(raw: dict[str, Any], message: str, schema: type[Config]) -> str:
     """msgspec's message with the path in the user's words and, for an unknown name, the nearest known one."""
     text, _, path = message.partition(" - at `$")
     path = path.rstrip("`").lstrip(".")
     where = f"[{path}] " if path else ""
     if "unknown field" in text:
         name = text.split("`")[1]
-        known = _fields_at(raw, path)
+        known = _fields_at(raw, path, schema)
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
         return f"{where}unknown key {name!r}; {hint}"
@@ -239,8 +242,8 @@ def _explain(raw: dict[str, Any], message: str) -> str:
     return f"{where}{text[:1].lower()}{text[1:]}"
 
 
-def _fields_at(raw: dict[str, Any], path: str) -> list[str]:
-    kind: Any = Config
+def _fields_at(raw: dict[str, Any], path: str, schema: type[Config]) -> list[str]:
+    kind: Any = schema
     value: Any = raw
     for name in filter(None, path.split(".")):
         kind = get_type_hints(kind)[name]

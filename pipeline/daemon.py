@@ -26,6 +26,8 @@ POLL_S = 0.1
 STOP_GRACE_S = 60.0  # a learner may be in the middle of a step and then writes a checkpoint
 KILL_GRACE_S = 5.0
 RESTART_BACKOFF_S = 1.0
+# Two torch threads in each of several processes on few cores stall each other, by a factor of a hundred.
+ROLE_ENV = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TQDM_DISABLE": "1"}
 
 
 class Role(msgspec.Struct):
@@ -91,9 +93,9 @@ class Supervisor:
             self._start(role)
 
     def _start(self, role: Role) -> None:
-        env = os.environ | {PARENT_ENV: str(os.getpid()), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+        env = os.environ | ROLE_ENV | {PARENT_ENV: str(os.getpid())}
         role.log = (self.run_dir / "logs" / f"{role.name}.log").open("ab")
-        # A process group of its own: Ctrl-C in the terminal reaches the supervisor only, which then stops the run in order.
+        # A process group of its own: Ctrl-C in the terminal reaches only the supervisor, which stops the run in order.
         role.process = subprocess.Popen(
             role.argv,
             cwd=self.run_dir,
@@ -182,8 +184,8 @@ class Supervisor:
 def run(run_dir: Path, resume: bool) -> int:
     """Supervise a run until it ends, in the calling process' main thread; returns its exit status.
 
-    SIGTERM and SIGINT stop it gracefully: the learner finishes its step, a checkpoint is written, every role exits. Raises
-    ConfigError when another process holds the run.
+    SIGTERM and SIGINT stop it gracefully: the learner finishes its step, a checkpoint is written, every role exits.
+    Raises ConfigError when another process holds the run.
     """
     config = rundir.read_config(run_dir)
     with rundir.lock(run_dir):
@@ -214,7 +216,9 @@ def _write_report(run_dir: Path) -> None:
     """Summary and plots, in a process of its own: they need matplotlib, and a failed plot must not fail the run."""
     log = run_dir / "logs" / "report.log"
     with log.open("ab") as out:
-        done = subprocess.run([sys.executable, "-m", "pipeline.report", str(run_dir)], stdout=out, stderr=out, check=False)
+        done = subprocess.run(
+            [sys.executable, "-m", "pipeline.report", str(run_dir)], stdout=out, stderr=out, check=False
+        )
     if done.returncode:
         print(f"supervisor: the report could not be written; see {log}", file=sys.stderr)
 

@@ -95,9 +95,7 @@ class Ledger:
             " WHERE attempt_id=?",
             self._judgements,
         )
-        self._db.executemany(
-            "UPDATE attempts SET fate=?, ended_ns=?, step=? WHERE attempt_id=? AND fate=0", self._ends
-        )
+        self._db.executemany("UPDATE attempts SET fate=?, ended_ns=?, step=? WHERE attempt_id=? AND fate=0", self._ends)
         self._db.execute("COMMIT")
         self._launches.clear()
         self._judgements.clear()

@@ -5,6 +5,7 @@ removed. Token ids and logprobs cross as packed little-endian bytes, which decod
 Rewards cross the wire, not advantages: a recorded run can be replayed under another estimator.
 """
 
+import itertools
 import math
 from typing import Literal
 
@@ -106,7 +107,7 @@ class Rollout(msgspec.Struct, frozen=True, array_like=True, gc=False):
             raise WireError(f"attempt {self.attempt_id}: tokens and logprobs have different lengths")
         starts = [s.start for s in self.version_spans]
         expected_first = [0] if n else []
-        if starts[:1] != expected_first or any(a >= b for a, b in zip(starts, starts[1:], strict=False)):
+        if starts[:1] != expected_first or any(a >= b for a, b in itertools.pairwise(starts)):
             raise WireError(f"attempt {self.attempt_id}: version spans do not cover the completion in order")
         if starts and starts[-1] >= n:
             raise WireError(f"attempt {self.attempt_id}: a version span starts after the last token")
@@ -262,15 +263,7 @@ class PeerFailed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="pe
 
 
 FromPeer = (
-    Hello
-    | Rollouts
-    | AttemptFailed
-    | Judgements
-    | WeightsLoaded
-    | Heartbeat
-    | BatchRequest
-    | StepDone
-    | PeerFailed
+    Hello | Rollouts | AttemptFailed | Judgements | WeightsLoaded | Heartbeat | BatchRequest | StepDone | PeerFailed
 )
 
 # --- coordinator to peers ---------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What every role process does first: die with its supervisor, leave the terminal's signals to it, bound its threads."""
+"""What every role process does first: die with its supervisor, leave the terminal's signals to it."""
 
 import ctypes
 import os

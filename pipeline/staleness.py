@@ -13,8 +13,8 @@ def room(max_lag: int, batch_size: int, num_waiting: int, num_in_flight: int) ->
     """How many more units (attempts, completions or groups, whatever `batch_size` counts) may be launched.
 
     AReaL's capacity rule (arXiv 2505.24298, section 5.1) rewritten in quantities that survive a restart: at most
-    `max_lag` batches beyond the one being collected or trained exist at any time. `num_waiting` counts finished units that
-    no completed optimizer step has consumed yet, the learner's current batch included.
+    `max_lag` batches beyond the one being collected or trained exist at any time. `num_waiting` counts finished units
+    that no completed optimizer step has consumed yet, the learner's current batch included.
     """
     return (max_lag + 1) * batch_size - num_waiting - num_in_flight
 

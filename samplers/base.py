@@ -87,7 +87,8 @@ class ProblemStream(Protocol):
     problems (pending, cooling down, retired) must give up after `num_problems` skips in a row instead of spinning.
     """
 
-    num_problems: int | None
+    @property
+    def num_problems(self) -> int | None: ...
 
     def next_problem(self) -> Problem: ...
 

@@ -17,6 +17,9 @@ from pipeline.metrics import Record, current_records, read_records
 Unit = Literal["core_hours", "gpu_hours", "rollouts", "tokens", "steps", "compute"]
 PassRate = Literal["mix", "hard"]
 
+# How a unit is written in a sentence or on an axis.
+UNIT_NAMES: dict[Unit, str] = {"core_hours": "core-hours", "gpu_hours": "GPU-hours"}
+
 # Fewer than this and three parameters plus noise leave nothing to check the fit against.
 MIN_POINTS = 6
 
@@ -138,9 +141,11 @@ def _table_curves(path: Path, rows: list[Row], unit: Unit) -> list[_Curve]:
         seed = integer(path, i, row, "seed") if "seed" in row else 0
         name = str(row.get("recipe") or path.stem)
         points.setdefault((name, seed), []).append((number(path, i, row, unit), number(path, i, row, reward)))
-    return [
-        _Curve(name, seed, *np.array(pairs).T, f"{path} ({name}, seed {seed})") for (name, seed), pairs in points.items()
-    ]
+    curves = []
+    for (name, seed), pairs in points.items():
+        compute, rewards = np.array(pairs).T
+        curves.append(_Curve(name, seed, compute, rewards, f"{path} ({name}, seed {seed})"))
+    return curves
 
 
 # --- runs ---

@@ -1,6 +1,6 @@
 """How many rollouts per problem a compute budget is best spent with: n*(C) from a sweep (IsoCompute, arXiv 2603.12151).
 
-1. For each n, the record-breaking points over all runs of that n: the first point in a higher reward bin than all before.
+1. For each n, the record-breaking points over its runs: the first point in a higher reward bin than all before.
 2. Through them a monotone sigmoid R_n(C), in the form of the ScaleRL law with one R0 for the whole sweep.
 3. The frontier f(C) = max_n R_n(C), over the n whose runs reach C, and n*(C) its argmax.
 4. A sigmoid of log2 n*(C) in ln C, from the smallest n swept up to n_sat.
@@ -173,8 +173,8 @@ def _arms(sweep: Sweep, num_draws: int, rng: np.random.Generator) -> tuple[_Arms
         records.append(breaking.astype(float))
     if len(ns) < MIN_NS:
         raise ConfigError(
-            f"only {len(ns)} values of n have {MIN_RECORDS} record-breaking points (bins of {REWARD_BIN}), {MIN_NS} are "
-            "needed; train longer, evaluate more often, or sweep more n"
+            f"only {len(ns)} values of n have {MIN_RECORDS} record-breaking points (bins of {REWARD_BIN}), {MIN_NS} "
+            "are needed; train longer, evaluate more often, or sweep more n"
         )
     low, high = (np.array([f(p.ln_compute) for p in points]) for f in (np.min, np.max))
     return _Arms(np.array(ns), points, records, np.exp(low), np.exp(high)), left_out
@@ -183,7 +183,9 @@ def _arms(sweep: Sweep, num_draws: int, rng: np.random.Generator) -> tuple[_Arms
 def _curves(arms: _Arms, r0: float | None) -> Array:
     """The sigmoid of every n in every draw, [D, R, 4]; R0 is that measured before training or one free value."""
     tied = tie(arms.points, [r0] * len(arms.ns), common_r0=True)
-    of_data = [Points(p.ln_compute[m[0] > 0], p.reward[m[0] > 0]) for p, m in zip(arms.points, arms.records, strict=True)]
+    of_data = [
+        Points(p.ln_compute[m[0] > 0], p.reward[m[0] > 0]) for p, m in zip(arms.points, arms.records, strict=True)
+    ]
     nodes = np.concatenate([start(p, r0) for p in of_data])
     free = (tied.matrix @ nodes / tied.matrix.sum(1))[None]
     first, _ = solve(of_data, tied, free)
@@ -227,8 +229,8 @@ def _fit_n_star(ns: NDArray[np.int64], grid: Array, log2_star: Array, rng: np.ra
 def _sigmoids(ns: NDArray[np.int64], grid: Array, log2_star: Array, free: Array | None) -> Array:
     """Least-squares parameters [D, 4] for each row of `log2_star` [D, G], from the starting values `free`.
 
-    The solver gives draws weights and not values, so every (compute, n) is a point and a row spreads its weight over the
-    two n around its n*: the minimum is the same.
+    The solver gives draws weights and not values, so every (compute, n) is a point and a row spreads its weight over
+    the two n around its n*: the minimum is the same.
     """
     log2_n = np.log2(ns)
     floor, ceiling = float(log2_n[0]), float(log2_n[-1])
@@ -265,8 +267,8 @@ def _saturation(ns: NDArray[np.int64], law: Array, rewards: Array, winner: NDArr
 
 def _curve(sweep: Sweep, arms: _Arms, i: int, parameters: Array) -> Curve:
     n = int(arms.ns[i])
-    part = sweep.where((sweep.n == n) & (sweep.step > 0))
-    cost = part.compute / (part.b_problem * n * part.step) if len(part.n) else np.array([np.nan])
+    part = sweep.where(sweep.n == n)
+    cost = part.compute / (part.b_problem * n * part.step)
     a, ln_c_mid, b, r0 = (float(v) for v in parameters)
     return Curve(
         n=n,

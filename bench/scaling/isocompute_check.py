@@ -1,11 +1,14 @@
 """Synthetic sweeps of which n*(C) is known exactly, for `ngu fit isocompute --check` and the tests."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit, logit
 
+from bench.scaling.isocompute import fit_isocompute
 from bench.scaling.law import Array
 from bench.scaling.sweep import Sweep
 
@@ -28,7 +31,8 @@ class World:
 
     With l = log2 n and C_mid growing by SHIFT a doubling, dR/dl = 0 asks for
     d ln gain / dl = STEEPNESS * SHIFT * (1 - expit(STEEPNESS * (ln C - ln C_mid(l)))). Put in the C at which l is to be
-    optimal, that is the inverse of the wanted sigmoid, and integrate. Beyond n_sat the gain falls by OVERFIT times the square of the doublings.
+    optimal, that is the inverse of the wanted sigmoid, and integrate. Beyond n_sat the gain falls by OVERFIT times the
+    square of the doublings.
     """
 
     n_sat: float
@@ -64,5 +68,56 @@ class World:
         reward -= OUTLIER_DROP * (rng.random(n.shape) < OUTLIER_FRAC)
         run = np.repeat(np.arange(len(arms))[:, None], len(COMPUTES), axis=1)
         step = np.maximum(1, np.round(compute / (n * b_problem))).astype(int)
-        flat = [x.ravel() for x in (run, b_problem, n, step, compute, reward.clip(0, 1))]
-        return Sweep(*flat, r0=None).where(np.lexsort((-flat[5], flat[4])))
+        return Sweep(
+            run.ravel(), b_problem.ravel(), n.ravel(), step.ravel(), compute.ravel(), reward.clip(0, 1).ravel(), None
+        ).in_order()
+
+
+WORLDS = (World(64, 3e4, 2.0), World(128, 6e4, 2.0), World(256, 1e5, 3.0))
+UNSEEN = World(2048, 1e6, 2.0)  # its plateau lies beyond the largest n and compute of the sweep
+NUM_SWEEPS, NUM_DRAWS = 20, 200
+# n is swept in steps of a factor 2, which leaves n*(C) off by up to a quarter of a doubling; see `_fit_n_star`.
+MIN_INSIDE = 0.80
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One checked claim."""
+
+    name: str
+    passed: bool
+    detail: str
+
+
+def check(seed: int) -> Iterator[Line]:
+    """Every check in turn; about half a minute of one core."""
+    rng = np.random.default_rng(seed)
+    for world in WORLDS:
+        yield _recovered(world, rng)
+    yield _refused("plateau beyond the sweep", UNSEEN, NS, rng)
+    yield _refused("no larger n tried", World(128, 6e4, 2.0), NS[:5], rng)
+
+
+def _recovered(world: World, rng: np.random.Generator) -> Line:
+    inside, values, observed = [], [], 0
+    truth = world.n_sat, world.c0, world.k
+    for _ in range(NUM_SWEEPS):
+        fit = fit_isocompute(world.sweep(rng), NUM_DRAWS, rng)
+        estimates = fit.n_sat, fit.c0, fit.k
+        inside.append([e.low <= true <= e.high for e, true in zip(estimates, truth, strict=True)])
+        values.append([e.value for e in estimates])
+        observed += fit.saturation.observed
+    share, mean = np.mean(inside, axis=0), np.mean(values, axis=0)
+    parts = [
+        f"{name} {true:g} found {found:.3g}, inside {frac:.0%}"
+        for name, true, found, frac in zip(("n_sat", "C0", "k"), truth, mean, share, strict=True)
+    ]
+    return Line(
+        f"n_sat = {world.n_sat:g}, C0 = {world.c0:g}, k = {world.k:g}",
+        bool((share >= MIN_INSIDE).all()),
+        f"{'; '.join(parts)}; saturation observed in {observed} of {NUM_SWEEPS} sweeps",
+    )
+
+
+def _refused(name: str, world: World, ns: tuple[int, ...], rng: np.random.Generator) -> Line:
+    claims = sum(fit_isocompute(world.sweep(rng, ns), NUM_DRAWS, rng).saturation.observed for _ in range(NUM_SWEEPS))
+    return Line(name, claims == 0, f"saturation claimed in {claims} of {NUM_SWEEPS} sweeps")

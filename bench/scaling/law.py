@@ -48,9 +48,10 @@ class Points:
 
 @dataclass(frozen=True)
 class Tie:
-    """Which parameters are free and which recipes share them: parameters [R * 4] = free [P] @ `matrix` [P, R * 4] + `fixed`.
+    """Which parameters are free and which recipes share them.
 
-    `fixed` is [R * 4], or [D, R * 4] where every draw has constants of its own. `low` and `high` bound the free ones.
+    Parameters [R * 4] = free [P] @ `matrix` [P, R * 4] + `fixed`. `fixed` is [R * 4], or [D, R * 4] where every draw
+    has constants of its own. `low` and `high` bound the free ones.
     """
 
     matrix: Array
@@ -63,7 +64,7 @@ class Tie:
         full = free @ self.matrix + self.fixed
         return full.reshape(len(free), -1, NUM_PARAMETERS)
 
-    def rows(self, index: Array) -> "Tie":
+    def rows(self, index: NDArray[np.intp]) -> "Tie":
         """The same tie for a subset of the draws."""
         return self if self.fixed.ndim == 1 else Tie(self.matrix, self.fixed[index], self.low, self.high)
 
@@ -117,7 +118,7 @@ def tie(
 
 
 def start(points: Points, r0: float | None, *, ceiling: float = 1.0, floor: float = 0.0) -> Array:
-    """Best node [4] of a grid over C_mid (spanning the data) and B, with A (and R0 if not given) solved exactly there."""
+    """Best node [4] of a grid over C_mid (spanning the data) and B; A, and R0 if not given, are solved for there."""
     low, high = bounds([points], ceiling, floor)
     ln_c_mid, b = (
         g.ravel()
@@ -161,9 +162,7 @@ def solve(
     return tied.expand(found), sse
 
 
-def _descend(
-    recipes: Sequence[Points], tied: Tie, free: Array, weights: list[Array] | None
-) -> tuple[Array, Array]:
+def _descend(recipes: Sequence[Points], tied: Tie, free: Array, weights: list[Array] | None) -> tuple[Array, Array]:
     free = np.clip(free, tied.low, tied.high)
     sse, gradient, hessian = _normal_equations(recipes, tied, free, weights)
     damping = np.full(len(free), 1e-4)
@@ -194,7 +193,7 @@ def _step(free: Array, gradient: Array, hessian: Array, damping: Array, tied: Ti
     diagonal = np.einsum("dii->di", matrix)
     diagonal *= 1 + damping[:, None]
     diagonal += held + 1e-12 * (1 + diagonal.max(1, keepdims=True))
-    return np.linalg.solve(matrix, gradient[..., None])[..., 0]
+    return np.asarray(np.linalg.solve(matrix, gradient[..., None])[..., 0], float)
 
 
 def _normal_equations(
@@ -203,7 +202,11 @@ def _normal_equations(
     """Sum of squares [D], J' W r [D, P] and J' W J [D, P, P] with r = reward - R(C) and J = dR / d free."""
     parameters = tied.expand(free)
     num_draws, num_free = free.shape
-    sse, gradient, hessian = np.zeros(num_draws), np.zeros((num_draws, num_free)), np.zeros((num_draws, num_free, num_free))
+    sse, gradient, hessian = (
+        np.zeros(num_draws),
+        np.zeros((num_draws, num_free)),
+        np.zeros((num_draws, num_free, num_free)),
+    )
     for i, points in enumerate(recipes):
         a, ln_c_mid, b, r0 = (parameters[:, i, j, None] for j in range(NUM_PARAMETERS))
         t = points.ln_compute - ln_c_mid

@@ -2,6 +2,7 @@
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr, stdtrit
 
 from bench.scaling.law import Array
 
@@ -29,11 +30,18 @@ def run_weights(num_runs: int, num_draws: int, rng: np.random.Generator) -> Arra
     return rng.multinomial(num_runs, np.full(num_runs, 1 / num_runs), size=num_draws).astype(float)
 
 
-def interval(draws: Array, confidence: float = CONFIDENCE) -> tuple[float, float]:
-    """Percentile interval of the finite draws; (nan, nan) when there are none."""
+def interval(draws: Array, num_points: int | None = None, num_parameters: int = 1) -> tuple[float, float]:
+    """95% percentile interval of the finite draws; (nan, nan) when there are none.
+
+    Percentiles of a bootstrap over few points are too narrow: with `num_points` the tails are those of the expanded
+    percentile interval, Phi(-sqrt(N / (N - p)) t(N - p)) (Hesterberg, The American Statistician 69:4, 2015).
+    """
     finite = draws[np.isfinite(draws)]
     if len(finite) == 0:
         return float("nan"), float("nan")
-    tail = (1 - confidence) / 2
-    low, high = np.quantile(finite, [tail, 1 - tail])
+    tail = (1 - CONFIDENCE) / 2
+    if num_points is not None:
+        freedom = max(1, num_points - num_parameters)
+        tail = float(ndtr(np.sqrt(num_points / freedom) * stdtrit(freedom, tail)))
+    low, high = np.quantile(finite, [tail, 1 - tail], method="weibull")
     return float(low), float(high)

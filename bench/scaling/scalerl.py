@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from bench.scaling.curves import Recipe, check_recipe
-from bench.scaling.law import A, B, LN_C_MID, NUM_PARAMETERS, R0, Array, Points, Tie, reward_at, solve, start, tie
+from bench.scaling.law import LN_C_MID, NUM_PARAMETERS, R0, A, Array, B, Points, Tie, reward_at, solve, start, tie
 from bench.scaling.resampling import interval, point_weights
 from pipeline.errors import ConfigError
 
@@ -85,9 +85,7 @@ def fit_published(points: Points, r0: float) -> Array:
     return nodes[np.argmin(sse), 0]
 
 
-def fit_draws(
-    recipes: Sequence[Recipe], tied: Tie, optimum: Array, num_draws: int, rng: np.random.Generator
-) -> Array:
+def fit_draws(recipes: Sequence[Recipe], tied: Tie, optimum: Array, num_draws: int, rng: np.random.Generator) -> Array:
     """Bootstrap draws [D, R, 4] of the refined fit, over seeds and points, each started at the optimum."""
     return solve_draws(recipes, tied, optimum, [point_weights(r.seed, num_draws, rng) for r in recipes])
 
@@ -98,24 +96,21 @@ def solve_draws(recipes: Sequence[Recipe], tied: Tie, optimum: Array, weights: S
     return draws
 
 
-def fit_recipes(
-    recipes: Sequence[Recipe], r0: Sequence[float | None], method: Method, num_draws: int, rng: np.random.Generator
-) -> list[RecipeFit]:
-    """Fit each recipe on its own; raises ConfigError for data that cannot be fitted.
+def fit_recipe(
+    recipe: Recipe, r0: float | None, method: Method, num_draws: int, rng: np.random.Generator
+) -> tuple[RecipeFit, Array]:
+    """Fit one recipe; also returns the bootstrap draws [D, 4]. Raises ConfigError for data that cannot be fitted.
 
     Intervals are of the refined fit: the published grid is a rounding of it and has no interval of its own.
     """
-    fits = []
-    for recipe, given in zip(recipes, r0, strict=True):
-        check_recipe(recipe)
-        tied, optimum = fit_parameters([recipe.points], [given])
-        draws = fit_draws([recipe], tied, optimum, num_draws, rng)[:, 0]
-        value = tied.expand(optimum[None])[0, 0]
-        if method == "published":
-            _check_published(recipe)
-            value = fit_published(recipe.points, float(value[R0]))
-        fits.append(_summary(recipe, value, draws, given is not None))
-    return fits
+    check_recipe(recipe)
+    tied, optimum = fit_parameters([recipe.points], [r0])
+    draws = fit_draws([recipe], tied, optimum, num_draws, rng)[:, 0]
+    value = tied.expand(optimum[None])[0, 0]
+    if method == "published":
+        _check_published(recipe)
+        value = fit_published(recipe.points, float(value[R0]))
+    return _summary(recipe, value, draws, r0 is not None), draws
 
 
 class Comparison(msgspec.Struct, frozen=True):
@@ -152,15 +147,16 @@ def _check_published(recipe: Recipe) -> None:
     high = recipe.compute.max()
     if high < PUBLISHED_C_MID[0]:
         raise ConfigError(
-            f"{recipe.name}: the published grid spans C_mid from {PUBLISHED_C_MID[0]:g} to {PUBLISHED_C_MID[-1]:g}, but "
-            f"this recipe ends at compute {high:g}; use --method refined"
+            f"{recipe.name}: the published grid spans C_mid from {PUBLISHED_C_MID[0]:g} to {PUBLISHED_C_MID[-1]:g}, "
+            f"but this recipe ends at compute {high:g}; use --method refined"
         )
 
 
 def _summary(recipe: Recipe, value: Array, draws: Array, r0_given: bool) -> RecipeFit:
     def estimate(at: float, samples: Array) -> Estimate:
-        return Estimate(float(at), *interval(samples))
+        return Estimate(float(at), *interval(samples, len(recipe.reward), num_free))
 
+    num_free = NUM_PARAMETERS - r0_given
     residual = recipe.reward - reward_at(recipe.compute, value)
     return RecipeFit(
         name=recipe.name,
@@ -174,8 +170,6 @@ def _summary(recipe: Recipe, value: Array, draws: Array, r0_given: bool) -> Reci
         r0=estimate(value[R0], draws[:, R0]),
         r0_given=r0_given,
         compute_90=estimate(float(compute_at(0.9, value)), compute_at(0.9, draws)),
-        residual_std=float(np.sqrt((residual**2).sum() / max(1, len(residual) - NUM_PARAMETERS + r0_given))),
+        residual_std=float(np.sqrt((residual**2).sum() / max(1, len(residual) - num_free))),
         a_at_ceiling=bool(value[A] > CEILING - AT_CEILING),
     )
-
-

@@ -94,11 +94,13 @@ def _row(name: str, rng: np.random.Generator) -> Line:
         tied, optimum = fit_parameters([noisy.points], [SYNTHETIC_R0])
         draws = fit_draws([noisy], tied, optimum, NUM_DRAWS, rng)[:, 0]
         errors.append(abs(float(optimum[A]) - truth[A]))
-        bounds = [interval(draws[:, j]) for j in (A, LN_C_MID, B)]
+        bounds = [interval(draws[:, j], NUM_POINTS, 3) for j in (A, LN_C_MID, B)]
         inside.append([low <= truth[j] <= high for (low, high), j in zip(bounds, (A, LN_C_MID, B), strict=True)])
     within = float(np.mean(np.array(errors) <= NOISY))
     coverage = np.mean(inside, axis=0)
-    passed = exact_error <= EXACT and within >= 0.95 and bool(((COVERAGE[0] <= coverage) & (coverage <= COVERAGE[1])).all())
+    passed = (
+        exact_error <= EXACT and within >= 0.95 and bool(((COVERAGE[0] <= coverage) & (coverage <= COVERAGE[1])).all())
+    )
     return Line(
         name,
         passed,
@@ -138,6 +140,6 @@ def _power_law() -> Line:
     return Line(
         "power law on a sigmoid",
         0 <= r0 < a and early == 1.0 and round(late, 2) == 0.74,
-        f"A = {fitted(1500, SYNTHETIC_R0):.2f} on (1.5k, 50k) and {fitted(5000, SYNTHETIC_R0):.2f} on (5k, 50k) at R0 = "
-        f"{SYNTHETIC_R0}, where the truth is {a}; the published {early:.2f} and {late:.2f} come out at R0 = {r0:.2f}",
+        f"A = {fitted(1500, SYNTHETIC_R0):.2f} on (1.5k, 50k) and {fitted(5000, SYNTHETIC_R0):.2f} on (5k, 50k) at R0 "
+        f"= {SYNTHETIC_R0}, where the truth is {a}; the published {early:.2f} and {late:.2f} come out at R0 = {r0:.2f}",
     )

@@ -1,16 +1,19 @@
 """What `ngu fit scalerl` writes and says."""
 
+import itertools
 from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bench.scaling.curves import Recipe
-from bench.scaling.figures import COLOURS, GREY, panels, style
+from bench.scaling.curves import UNIT_NAMES, PassRate, Recipe, Unit
+from bench.scaling.figures import COLOURS, compute_axis, panels, style
 from bench.scaling.law import Array, reward_at
 from bench.scaling.rivals import Ranking
-from bench.scaling.scalerl import Comparison, Estimate, RecipeFit
+from bench.scaling.scalerl import CEILING, Comparison, Estimate, Method, RecipeFit
+from pipeline.plots import GREY
 
 # How far beyond the data the curve is drawn, and beyond which multiple of C_mid the data have seen the bend.
 DRAWN_BEYOND = 4.0
@@ -24,9 +27,9 @@ class ScalerlReport(msgspec.Struct, frozen=True):
     """The whole result; `rankings[i]` is None where a recipe has too few evaluations to hold any out."""
 
     inputs: list[str]
-    unit: str
-    pass_rate: str
-    method: str
+    unit: Unit
+    pass_rate: PassRate
+    method: Method
     num_draws: int
     seed: int
     fits: list[RecipeFit]
@@ -40,13 +43,15 @@ def curve_grid(recipe: Recipe) -> Array:
     return np.geomspace(recipe.compute.min(), recipe.compute.max() * DRAWN_BEYOND, NUM_DRAWN)
 
 
-def sentences(fits: Sequence[RecipeFit], rankings: Sequence[Ranking | None], comparison: Comparison | None, unit: str) -> list[str]:
+def sentences(
+    fits: Sequence[RecipeFit], rankings: Sequence[Ranking | None], comparison: Comparison | None, unit: str
+) -> list[str]:
     """What follows from the fits and what does not, one recipe a sentence or two."""
     says = []
     for fit, ranking in zip(fits, rankings, strict=True):
         says += _follows(fit, unit) + _does_not_follow(fit, unit) + _ranked(fit, ranking, unit)
     if comparison is not None:
-        says += _compared(comparison)
+        says += _compared(fits, comparison)
     return says
 
 
@@ -62,12 +67,12 @@ def amount(value: float) -> str:
 def _follows(fit: RecipeFit, unit: str) -> list[str]:
     if fit.a_at_ceiling:
         return [
-            f"{fit.name}: the reward rises without a bend that these points show, so A ends on its bound of 1 and is not "
-            f"determined; what follows is only the trend up to {amount(fit.compute_high)} {unit}."
+            f"{fit.name}: the reward rises without a bend that these points show, so A ends on its bound of 1 and is "
+            f"not determined; what follows is only the trend up to {amount(fit.compute_high)} {unit}."
         ]
     return [
-        f"{fit.name}: A = {shown(fit.a)} at 95%: if the law holds, more of the same training ends near {fit.a.value:.2f}; "
-        f"90% of the gain is reached at {amount(fit.compute_90.value)} {unit} "
+        f"{fit.name}: A = {shown(fit.a)} at 95%: if the law holds, more of the same training ends near "
+        f"{fit.a.value:.2f}; 90% of the gain is reached at {amount(fit.compute_90.value)} {unit} "
         f"[{amount(fit.compute_90.low)}, {amount(fit.compute_90.high)}]."
     ]
 
@@ -80,6 +85,8 @@ def _does_not_follow(fit: RecipeFit, unit: str) -> list[str]:
             f"{fit.name}: the data end at {reach:.1f} C_mid, before the curve has bent: A is an extrapolation, and its "
             "interval holds only within this law."
         )
+    if not fit.a_at_ceiling and fit.a.high > CEILING - 1e-6:
+        says.append(f"{fit.name}: the interval of A reaches its bound of 1, so no ceiling below 1 is shown.")
     if fit.num_seeds == 1:
         says.append(
             f"{fit.name}: one seed, so the interval leaves out the spread between seeds (ScaleRL found a margin of "
@@ -106,17 +113,22 @@ def _ranked(fit: RecipeFit, ranking: Ranking | None, unit: str) -> list[str]:
     return [text + "."]
 
 
-def _compared(comparison: Comparison) -> list[str]:
+def _compared(alone: Sequence[RecipeFit], comparison: Comparison) -> list[str]:
     order = sorted(range(len(comparison.fits)), key=lambda i: comparison.fits[i].c_mid.value)
     says = []
-    for first, second in zip(order, order[1:], strict=False):
+    if max(f.a.low for f in alone) > min(f.a.high for f in alone):
+        says.append(
+            "The recipes' own A do not agree: they end at different rewards, which matters more than how fast, and a "
+            "common A fits neither."
+        )
+    for first, second in itertools.pairwise(order):
         a, b = comparison.fits[first], comparison.fits[second]
         share = comparison.faster[first][second]
         verdict = "is faster than" if share >= 0.975 else "is not shown to be faster than"
         says.append(
             f"With a common A = {comparison.common_a.value:.3f}, {a.name} {verdict} {b.name}: half of the gain at "
-            f"{amount(a.c_mid.value)} against {amount(b.c_mid.value)} ({share:.0%} of draws), B {shown(a.b, 2)} against "
-            f"{shown(b.b, 2)}."
+            f"{amount(a.c_mid.value)} against {amount(b.c_mid.value)} ({share:.0%} of draws), B {shown(a.b, 2)} "
+            f"against {shown(b.b, 2)}."
         )
     return says
 
@@ -124,14 +136,23 @@ def _compared(comparison: Comparison) -> list[str]:
 # --- figure ---
 
 
+def _ceiling(fit: RecipeFit) -> str:
+    return "A undetermined" if fit.a_at_ceiling else f"A = {fit.a.value:.3f}"
+
+
 def draw(
-    recipes: Sequence[Recipe], fits: Sequence[RecipeFit], draws: Sequence[Array], rankings: Sequence[Ranking | None], unit: str
+    recipes: Sequence[Recipe],
+    fits: Sequence[RecipeFit],
+    draws: Sequence[Array],
+    rankings: Sequence[Ranking | None],
+    unit: str,
 ) -> tuple[Figure, list[list[object]]]:
     """The curves with their bands beside the held-out errors; also the drawn data as rows of `HEADER`."""
     ranked = any(r is not None for r in rankings)
     figure, axes = panels(2 if ranked else 1)
-    style(axes[0], "Held-out reward", unit.replace("_", " "), "pass rate")
-    axes[0].set_xscale("log")
+    style(axes[0], "Held-out reward", unit, "pass rate")
+    low, high = min(f.compute_low for f in fits), max(f.compute_high for f in fits)
+    compute_axis(axes[0], low, high * DRAWN_BEYOND)
     rows: list[list[object]] = []
     for i, (recipe, fit, samples) in enumerate(zip(recipes, fits, draws, strict=True)):
         colour = COLOURS[i % len(COLOURS)]
@@ -140,7 +161,7 @@ def draw(
         low, high = np.quantile(reward_at(grid, samples), [0.025, 0.975], axis=0)
         inside = grid <= fit.compute_high
         axes[0].plot(recipe.compute, recipe.reward, ".", color=colour, markersize=3, alpha=0.45)
-        axes[0].plot(grid[inside], line[inside], color=colour, linewidth=1.5, label=f"{recipe.name}: A = {fit.a.value:.3f}")
+        axes[0].plot(grid[inside], line[inside], color=colour, linewidth=1.5, label=f"{recipe.name}: {_ceiling(fit)}")
         axes[0].plot(grid[~inside], line[~inside], color=colour, linewidth=1.5, linestyle=(0, (4, 2)))
         axes[0].fill_between(grid, low, high, color=colour, alpha=0.15, linewidth=0)
         if not fit.a_at_ceiling:
@@ -156,7 +177,7 @@ def draw(
 HEADER = ("recipe", "series", "compute", "reward", "low_95", "high_95")
 
 
-def _draw_ranking(axes, fits: Sequence[RecipeFit], rankings: Sequence[Ranking | None]) -> None:
+def _draw_ranking(axes: Axes, fits: Sequence[RecipeFit], rankings: Sequence[Ranking | None]) -> None:
     style(axes, "Fit the first half, predict the second", "RMSE on the held-out half", "")
     names = [s.law for s in next(r for r in rankings if r is not None).scores]
     for i, (fit, ranking) in enumerate(zip(fits, rankings, strict=True)):
@@ -174,10 +195,11 @@ def _draw_ranking(axes, fits: Sequence[RecipeFit], rankings: Sequence[Ranking | 
     axes.grid(False, axis="y")
 
 
-def table(fits: Sequence[RecipeFit], unit: str) -> str:
+def table(fits: Sequence[RecipeFit], unit: Unit) -> str:
     """The fits as aligned text."""
     width = max(6, *(len(f.name) for f in fits))
-    lines = [f"{'recipe':<{width}}  {'A':<22}{'C_mid (' + unit + ')':<32}{'B':<20}{'R0':<8}points  seeds"]
+    c_mid = f"C_mid ({UNIT_NAMES.get(unit, unit)})"
+    lines = [f"{'recipe':<{width}}  {'A':<22}{c_mid:<32}{'B':<20}{'R0':<8}points  seeds"]
     for f in fits:
         c_mid = f"{amount(f.c_mid.value)} [{amount(f.c_mid.low)}, {amount(f.c_mid.high)}]"
         mark = "" if f.r0_given else "*"
@@ -188,5 +210,3 @@ def table(fits: Sequence[RecipeFit], unit: str) -> str:
     if not all(f.r0_given for f in fits):
         lines.append("* R0 fitted: no evaluation at compute 0")
     return "\n".join(lines)
-
-

@@ -33,7 +33,7 @@ MIN_NS = 3  # with two values of n, n*(C) is one step and not a curve
 
 @dataclass(frozen=True)
 class Sweep:
-    """Evaluations as parallel arrays [N] sorted by compute; `run` numbers the runs. `r0`: reward at compute 0, if seen."""
+    """Evaluations as parallel arrays [N] sorted by compute; `run` numbers the runs; `r0` is the reward at compute 0."""
 
     run: Ints
     b_problem: Ints
@@ -43,16 +43,20 @@ class Sweep:
     reward: Array
     r0: float | None
 
-    def where(self, mask: NDArray[np.bool_]) -> "Sweep":
+    def where(self, index: NDArray[np.bool_] | NDArray[np.intp]) -> "Sweep":
         return Sweep(
-            self.run[mask],
-            self.b_problem[mask],
-            self.n[mask],
-            self.step[mask],
-            self.compute[mask],
-            self.reward[mask],
+            self.run[index],
+            self.b_problem[index],
+            self.n[index],
+            self.step[index],
+            self.compute[index],
+            self.reward[index],
             self.r0,
         )
+
+    def in_order(self) -> "Sweep":
+        """Sorted by compute; of equal compute the best reward comes first, for only it can break the record there."""
+        return self.where(np.lexsort((-self.reward, self.compute)))
 
     @property
     def ns(self) -> Ints:
@@ -74,10 +78,8 @@ def load_sweep(paths: Sequence[Path], target: Target) -> Sweep:
     for i, name in enumerate(names):
         _check_run(name, b_problem[run == i], n[run == i], step[run == i], compute[run == i])
     untrained = compute == 0
-    sweep = Sweep(run, b_problem, n, step, compute, reward, float(reward[untrained].mean()) if untrained.any() else None)
-    # Of equal compute, the best reward comes first: only it can break the record there.
-    order = np.lexsort((-reward, compute))
-    return sweep.where(order[~untrained[order]])  # pyright: ignore[reportArgumentType]
+    r0 = float(reward[untrained].mean()) if untrained.any() else None
+    return Sweep(run, b_problem, n, step, compute, reward, r0).where(~untrained).in_order()
 
 
 def restrict(sweep: Sweep, b_problem: int | None, batch: int | None) -> Sweep:
@@ -108,8 +110,11 @@ def _row(path: Path, i: int, row: Row, target: Target) -> tuple[str, int, int, i
     b_problem, n, step = (integer(path, i, row, name) for name in ("b_problem", "n", "step"))
     if not 0 <= reward <= 1:
         raise ConfigError(f"{path}, row {i + 1}: {target} is {reward:g}; rescale it to [0, 1]")
-    if b_problem < 1 or n < 1 or step < 0 or compute < 0:
-        raise ConfigError(f"{path}, row {i + 1}: b_problem and n must be at least 1, step and compute at least 0")
+    if b_problem < 1 or n < 1 or compute < 0 or step < (compute > 0):
+        raise ConfigError(
+            f"{path}, row {i + 1}: b_problem and n must be at least 1, compute at least 0, and step at least 1 once "
+            "compute is spent"
+        )
     return str(row["run_id"]), b_problem, n, step, compute, reward
 
 
@@ -117,4 +122,6 @@ def _check_run(name: str, b_problem: Ints, n: Ints, step: Ints, compute: Array) 
     if len(np.unique(n)) > 1 or len(np.unique(b_problem)) > 1:
         raise ConfigError(f"run {name}: n or b_problem changes within the run; give every arm a run_id of its own")
     if (np.diff(compute) <= 0).any() or (np.diff(step) < 0).any():
-        raise ConfigError(f"run {name}: compute must increase from row to row; sort the rows or give runs their own run_id")
+        raise ConfigError(
+            f"run {name}: compute must increase from row to row; sort the rows or give runs their own run_id"
+        )

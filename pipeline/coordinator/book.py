@@ -72,7 +72,9 @@ class Book:
         self.num_in_flight += launch.num_rollouts
         return self._relaunch(chain, range(launch.num_rollouts))
 
-    def new_attempt(self, problem: Problem, chain_id: int, round: int, index: int, purpose: Purpose, tries: int) -> Work:
+    def new_attempt(
+        self, problem: Problem, chain_id: int, round: int, index: int, purpose: Purpose, tries: int
+    ) -> Work:
         work = Work(self._next_attempt_id, chain_id, round, problem, self._sampling, purpose)
         self._next_attempt_id += 1
         self.places[work.attempt_id] = Place(work, index, tries)

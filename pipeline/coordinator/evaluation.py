@@ -13,8 +13,8 @@ Phase = Literal["before", "during", "after"]
 class Evaluation:
     """Collects verdicts until `num_missing` is 0.
 
-    Before and after training the policy is pinned. During training weights change under the rollouts; the record then says
-    which versions its tokens came from.
+    Before and after training the policy is pinned. During training weights change under the rollouts; the record then
+    says which versions its tokens came from.
     """
 
     def __init__(self, phase: Phase, step: int, problems: Sequence[Problem], num_rollouts: int):

@@ -224,6 +224,8 @@ class Coordinator:
         self.flow.policy_version = message.policy_version
         self.weights = message.weights
         if self.training is not None and is_new:
+            if message.warning:
+                self.tally.warn(message.warning)
             self.flow.trained(self.training.groups)
             self.training = None
             self._write_step(message.metrics)

@@ -1,10 +1,11 @@
 """RUN/status.json: what a person sees of a run, rewritten whole about twice a second."""
 
-import json
 import os
 import time
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from pipeline.coordinator.loop import Coordinator
 from pipeline.ledger import FATES
@@ -28,7 +29,7 @@ class StatusFile:
         status = describe(coordinator) | {"pid": os.getpid(), "time": time.time(), "started": self._started}
         if state is not None:
             status |= {"state": state, "reason": reason}
-        write_atomic(self._path, json.dumps(status).encode())
+        write_atomic(self._path, msgspec.json.encode(status))
 
 
 def describe(coordinator: Coordinator) -> dict[str, Any]:

@@ -117,19 +117,22 @@ class Tally:
     def step_metrics(self, learner_metrics: dict[str, float]) -> dict[str, float]:
         """What came back from the engines since the last optimizer step; starts the next interval."""
         s, self._since_step = self._since_step, defaultdict(float)
-        n = max(s["rollouts"], 1)
         rollouts_per_s, tokens_per_s = self.rates()
         self.last_step = learner_metrics | {
             "rollouts_per_s": rollouts_per_s,
             "tokens_per_s": tokens_per_s,
-            "generated/reward_mean": s["reward"] / n,
-            "generated/truncated_frac": s["truncated"] / n,
-            "generated/mean_tokens": s["tokens"] / n,
-            "generated/fresh_pass_at_1": s["fresh_correct"] / max(s["fresh"], 1),
             "weights/stall_s": self._stall_s,
             "weights/canary_error": self._canary_error,
             "wall_s": self.wall_s,
         }
+        if n := s["rollouts"]:  # none between two steps that follow each other at once
+            self.last_step |= {
+                "generated/reward_mean": s["reward"] / n,
+                "generated/truncated_frac": s["truncated"] / n,
+                "generated/mean_tokens": s["tokens"] / n,
+            }
+        if n := s["fresh"]:
+            self.last_step["generated/fresh_pass_at_1"] = s["fresh_correct"] / n
         return self.last_step
 
     def by_level(self) -> dict[str, dict[str, int]]:

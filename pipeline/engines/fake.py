@@ -1,7 +1,7 @@
 """An engine without a model: scripted pass rates, lengths and faults, one token a step, the same every time.
 
-It lets the coordinator, the chaos tests and simulations of many engines run without torch. What a rollout says depends only
-on its attempt id, its problem and the seed, never on timing.
+It lets the coordinator, the chaos tests and simulations of many engines run without torch. What a rollout says depends
+only on its attempt id, its problem and the seed, never on timing.
 """
 
 import random
@@ -19,7 +19,7 @@ LOGPROB = -1.0
 
 
 class FakeScript(msgspec.Struct, frozen=True):
-    """Lengths are uniform in `min_tokens..max_tokens`, cut by the request's own limit. `pass_rate` may look at the problem."""
+    """Lengths are uniform in `min_tokens..max_tokens`, cut by the request's own limit."""
 
     pass_rate: Callable[[Problem], float] = lambda problem: 0.5
     min_tokens: int = 4

@@ -1,9 +1,9 @@
 """The `Decoder` for any causal language model of transformers, through the model's own forward pass and cache.
 
-The library's ContinuousBatchingManager was considered first. It samples from a thread of its own with the process-wide
-generator, so neither a token's weight version nor its randomness is under control, and it needs a paged attention that
-not every architecture has. Here the rows of one admission form a wave with a left-padded cache, the way `generate`
-runs them, which every model with a key-value cache supports.
+The library's ContinuousBatchingManager can pause for weights and report logprobs, but it runs in a thread of its own:
+tokens come when they come, drawn from the process-wide generator, so a version starts at no known token unless every
+load waits for a pause, and a seed repeats nothing. Here the rows of one admission form a wave with a left-padded
+cache, as in `generate`, which every model with a key-value cache supports.
 """
 
 import inspect

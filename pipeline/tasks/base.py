@@ -1,5 +1,7 @@
 """The `TaskSource` seam: where problems come from."""
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import Protocol
 
 from samplers.base import Problem
@@ -9,12 +11,15 @@ class TaskSource(Protocol):
     """A resumable stream of training problems and a fixed evaluation set.
 
     A source is a `samplers.base.ProblemStream`. The same config and seed give the same problems in the same order;
-    `restore(state())` continues exactly where `state` was taken. Problem ids are unique and stable. `hard_levels` are the
-    levels whose mean is reported as hard pass@1; empty when the task does not say.
+    `restore(state())` continues exactly where `state` was taken. Problem ids are unique and stable. `hard_levels` are
+    the levels whose mean is reported as hard pass@1; empty when the task does not say.
     """
 
-    num_problems: int | None
-    hard_levels: tuple[str, ...]
+    @property
+    def num_problems(self) -> int | None: ...
+
+    @property
+    def hard_levels(self) -> tuple[str, ...]: ...
 
     def next_problem(self) -> Problem:
         """The next problem of an endless sequence: shuffled passes over the data, a new order each pass."""
@@ -31,3 +36,9 @@ class TaskSource(Protocol):
     def state(self) -> dict[str, object]: ...
 
     def restore(self, state: dict[str, object]) -> None: ...
+
+
+def level_shares(levels: Iterable[str]) -> dict[str, float]:
+    """The share of each level, given the level of every problem."""
+    counts = Counter(levels)
+    return {level: n / counts.total() for level, n in counts.items()}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.errors import ConfigError
+from pipeline.tasks.base import level_shares
 from pipeline.tasks.registry import JsonlConfig
 from pipeline.tasks.shuffle import ShuffledPasses
 from samplers.base import Problem
@@ -28,6 +29,7 @@ class JsonlTask:
         else:
             self._train, self._eval = _hold_out(problems, config)
         self.num_problems: int | None = len(self._train)
+        self.hard_levels = ()
         self._passes = ShuffledPasses(len(self._train), seed)
         self._digest = _digest(self._train)
 
@@ -36,6 +38,9 @@ class JsonlTask:
 
     def eval_problems(self) -> list[Problem]:
         return list(self._eval)
+
+    def level_weights(self) -> dict[str, float]:
+        return level_shares(p.level for p in self._train)
 
     def state(self) -> dict[str, object]:
         return {**self._passes.state(), "digest": self._digest}

@@ -26,6 +26,7 @@ class ReasoningGymTask:
         self._dataset = make_dataset(config, seed)
         self._passes = ShuffledPasses(config.num_problems, seed)
         self.num_problems: int | None = config.num_problems
+        self.hard_levels = ()
         self._problem(0)  # some parameters are refused only by the generator itself
 
     def next_problem(self) -> Problem:
@@ -34,6 +35,9 @@ class ReasoningGymTask:
     def eval_problems(self) -> list[Problem]:
         first = self._config.num_problems
         return [self._problem(index) for index in range(first, first + self._config.eval_size)]
+
+    def level_weights(self) -> dict[str, float]:
+        return {"": 1.0}
 
     def state(self) -> dict[str, object]:
         return self._passes.state()

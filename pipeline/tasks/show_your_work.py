@@ -9,15 +9,14 @@ without listing the space.
 """
 
 import random
-from collections import Counter
 from itertools import repeat
 from math import isqrt
 from typing import Literal, NamedTuple
 
-import msgspec
-
 from pipeline.errors import ConfigError
+from pipeline.tasks.base import level_shares
 from pipeline.tasks.registry import ShowYourWorkConfig
+from pipeline.tasks.shuffle import ShuffledPasses
 from samplers.base import Problem
 
 SOURCE = "show_your_work"
@@ -164,9 +163,7 @@ class ShowYourWork:
             raise ConfigError(f"task.eval_per_level is {config.eval_per_level}; give 0 (no evaluation) or more")
         self.num_problems: int = config.num_problems
         self.hard_levels = HARD_LEVELS
-        self._seed = seed
-        self._num_drawn = 0
-        self._order: tuple[int, list[int]] = (-1, [])
+        self._passes = ShuffledPasses(config.num_problems, seed)
         held_out = {level: _eval_indices(level, config.eval_per_level) for level in LEVELS}
         self._eval = [to_problem(expression_at(level, i)) for level in LEVELS for i in held_out[level]]
         room = {level: level_size(level) - len(held_out[level]) for level in LEVELS}
@@ -180,26 +177,19 @@ class ShowYourWork:
             self._training += [(level, i) for i in free[:count]]
 
     def next_problem(self) -> Problem:
-        epoch, position = divmod(self._num_drawn, self.num_problems)
-        if self._order[0] != epoch:
-            order = list(range(self.num_problems))
-            random.Random(f"{SOURCE}/order/{self._seed}/{epoch}").shuffle(order)
-            self._order = (epoch, order)
-        self._num_drawn += 1
-        return to_problem(expression_at(*self._training[self._order[1][position]]))
+        return to_problem(expression_at(*self._training[self._passes.next_index()]))
 
     def eval_problems(self) -> list[Problem]:
         return list(self._eval)
 
     def level_weights(self) -> dict[str, float]:
-        counts = Counter(level for level, _ in self._training)
-        return {level: n / self.num_problems for level, n in counts.items()}
+        return level_shares(level for level, _ in self._training)
 
     def state(self) -> dict[str, object]:
-        return {"num_drawn": self._num_drawn}
+        return self._passes.state()
 
     def restore(self, state: dict[str, object]) -> None:
-        self._num_drawn = msgspec.convert(state["num_drawn"], int)
+        self._passes.restore(state)
 
 
 def _boxed(number: int) -> str:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from pipeline.messages import Verdict
     from pipeline.verifiers.triage import Question
 
-Scorer = Literal["math", "reasoning_gym"]
+Scorer = Literal["math", "reasoning_gym", "manufactoria"]
 
 
 class Judge(Protocol):
@@ -19,8 +19,12 @@ class Judge(Protocol):
 
 
 def scorer_of(problem: Problem) -> Scorer:
-    """Problems of a reasoning-gym generator go to its own scorer, all others are compared as mathematics."""
-    return "reasoning_gym" if problem.source == "reasoning_gym" else "math"
+    """Problems of a reasoning-gym generator and of Manufactoria have their own scorers, all others are mathematics."""
+    match problem.source:
+        case "reasoning_gym" | "manufactoria":
+            return problem.source
+        case _:
+            return "math"
 
 
 def make_judge(gym: ReasoningGymConfig | None) -> Judge:

@@ -7,6 +7,7 @@ import msgspec
 
 from pipeline.config import ExtractRule
 from pipeline.messages import Verdict
+from pipeline.tasks.manufactoria import judge as manufactoria
 from pipeline.verifiers.exact import compare
 from pipeline.verifiers.extract import extract_answer, last_tagged
 from pipeline.verifiers.limits import excess
@@ -28,8 +29,11 @@ class Question(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 def triage(problem: Problem, text: str, truncated: bool, rule: ExtractRule) -> Verdict | Question:
     """A verdict where text and exact arithmetic decide, otherwise the question to put to a child."""
-    if scorer_of(problem) == "reasoning_gym":
-        return _triage_gym(problem, text, truncated, rule)
+    match scorer_of(problem):
+        case "manufactoria":
+            return manufactoria.verify(problem, text, truncated)
+        case "reasoning_gym":
+            return _triage_gym(problem, text, truncated, rule)
     answer = extract_answer(text, rule, truncated)
     if answer is None:
         return _no_answer(truncated)

@@ -16,12 +16,13 @@ import torch
 from learner_samples import random_groups, tiny_model_dir
 
 from learner.__main__ import main
-from learner.checkpoint import MODEL, verify_checkpoint
+from learner.checkpoint import MODEL
 from learner.learner import Learner
 from learner.model import load_model
 from pipeline.channels import ENDPOINT, RouterSocket
 from pipeline.config import dump_config, parse_config
 from pipeline.errors import ConfigError, WeightError
+from pipeline.manifest import verify_manifest
 from pipeline.messages import Batch, BatchRequest, Heartbeat, Hello, PeerFailed, StepDone, Stop
 from pipeline.role import EXIT_CRASH
 from pipeline.weights import read_weights
@@ -131,7 +132,7 @@ def test_steps_checkpoint_stop_resume_and_crash(start_run, tmp_path):
     assert done.metrics["loss"] == pytest.approx(expected.metrics["loss"], abs=1e-6)
     check_notice(done.weights, mirror)
     assert done.checkpoint == str(run.run_dir / "checkpoints" / ".step_000001.partial")
-    verify_checkpoint(Path(done.checkpoint))
+    verify_manifest(Path(done.checkpoint))
 
     assert run.expect(BatchRequest).policy_version == 1
     closing = tmp_path / "closing"

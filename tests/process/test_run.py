@@ -80,7 +80,7 @@ def processes_of(run_dir: Path) -> list[tuple[int, str]]:
     for proc in Path("/proc").glob("[0-9]*"):
         try:
             line = (proc / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-            cwd = os.readlink(proc / "cwd")
+            cwd = str((proc / "cwd").readlink())
         except OSError:
             continue
         if str(run_dir) in line or cwd == str(run_dir):

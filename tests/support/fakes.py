@@ -11,6 +11,7 @@ from pipeline.coordinator.loop import Coordinator
 from pipeline.engines.base import Failure
 from pipeline.engines.fake import FakeEngine, FakeScript
 from pipeline.ledger import Ledger
+from pipeline.manifest import write_manifest
 from pipeline.messages import (
     AttemptFailed,
     Batch,
@@ -82,6 +83,12 @@ class RecordingSink:
 
 def notice(version: int) -> WeightsNotice:
     return WeightsNotice(version, f"v{version}", "", 0, "", b"", b"")
+
+
+def write_part(directory: Path) -> None:
+    """The learner's part of a checkpoint: no files, sealed."""
+    directory.mkdir(parents=True)
+    write_manifest(directory, [])
 
 
 class FakeVerifier:
@@ -189,7 +196,7 @@ class Simulation:
 
     def _stop(self, name: str, message: Stop) -> None:
         if message.checkpoint is not None:
-            Path(message.checkpoint).mkdir(parents=True)
+            write_part(Path(message.checkpoint))
             self.inbox.append((name, StepDone(self.version, notice(self.version), {}, message.checkpoint)))
 
     # --- time ---
@@ -220,7 +227,7 @@ class Simulation:
         checkpoint = None
         if batch.checkpoint:
             path = self.run_dir / "checkpoints" / f".step_{self.version:06d}.partial"
-            path.mkdir(parents=True)
+            write_part(path)
             checkpoint = str(path)
         self.inbox.append(("learner", StepDone(self.version, notice(self.version), {"loss": 1.0}, checkpoint)))
         self.inbox.append(("learner", BatchRequest(self.version)))

@@ -68,7 +68,7 @@ def test_wrong_usage_exits_2(argv: list[str], capsys):
         (["train", "learner.rl=1"], "did you mean 'lr'"),
         (["train", "missing.toml"], "missing.toml: no such file"),
         (["train", "a.toml", "b.toml"], "one config file at most"),
-        (["train", "model.path=missing"], "[model] path 'missing'"),
+        (["train", "model.path=missing"], "model.path missing"),
         (["train", "task.kind=jsonl", "task.path=missing.jsonl"], "missing.jsonl"),
         (["status", "nowhere"], "no such directory"),
         (["stop", "."], "not a run directory"),

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from fakes import write_part
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -210,7 +211,7 @@ def snapshot(version: int) -> checkpoints.Snapshot:
 
 def publish(run_dir, version: int):
     partial = checkpoints.partial_dir(run_dir, version)
-    partial.mkdir(parents=True)
+    write_part(partial)
     return checkpoints.publish(run_dir, partial, snapshot(version))
 
 
@@ -232,5 +233,8 @@ def test_a_checkpoint_torn_at_any_byte_is_refused_and_the_one_before_is_used(tmp
         with pytest.raises(NguError, match="unusable checkpoint"):
             checkpoints.load(newer)
         assert checkpoints.latest(tmp_path) == older
+    file.write_bytes(whole)
+    (newer / "learner.manifest").unlink()
+    assert checkpoints.latest(tmp_path) == older, "the learner's part counts too"
     checkpoints.partial_dir(tmp_path, 9).mkdir()
     assert checkpoints.latest(tmp_path) == older, "an unfinished checkpoint is never read"

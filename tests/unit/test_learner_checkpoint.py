@@ -9,11 +9,12 @@ from learner_samples import random_groups, tiny_model_dir
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from learner import checkpoint as checkpoints
-from learner.checkpoint import load_checkpoint, save_checkpoint, verify_checkpoint
+from learner.checkpoint import load_checkpoint, save_checkpoint
 from learner.learner import Learner
 from learner.model import load_model
 from pipeline.config import LearnerConfig
 from pipeline.errors import WeightError
+from pipeline.manifest import MANIFEST, verify_manifest
 
 CONFIG = LearnerConfig(lr=1e-2, warmup_steps=3, weight_decay=0.01)
 
@@ -90,18 +91,18 @@ def files(directory):
 def test_a_flipped_byte_anywhere_is_refused(saved):
     directory, _ = saved
     rng = np.random.default_rng(0)
-    verify_checkpoint(directory)
+    verify_manifest(directory)
     for path in files(directory):
         whole = path.read_bytes()
-        everywhere = range(len(whole)) if path.name == checkpoints.MANIFEST else rng.integers(0, len(whole), 25)
+        everywhere = range(len(whole)) if path.name == MANIFEST else rng.integers(0, len(whole), 25)
         for position in {0, len(whole) - 1, *(int(p) for p in everywhere)}:
             torn = bytearray(whole)
             torn[position] ^= 1 << int(rng.integers(0, 8))
             path.write_bytes(bytes(torn))
             with pytest.raises(WeightError, match="resume from another"):
-                verify_checkpoint(directory)
+                verify_manifest(directory)
         path.write_bytes(whole)
-    verify_checkpoint(directory)
+    verify_manifest(directory)
 
 
 def test_a_file_cut_short_or_gone_is_refused(saved):
@@ -111,10 +112,10 @@ def test_a_file_cut_short_or_gone_is_refused(saved):
         for size in {0, 1, len(whole) // 2, len(whole) - 1}:
             path.write_bytes(whole[:size])
             with pytest.raises(WeightError, match="resume from another"):
-                verify_checkpoint(directory)
+                verify_manifest(directory)
         path.unlink()
         with pytest.raises(WeightError, match="resume from another"):
-            verify_checkpoint(directory)
+            verify_manifest(directory)
         path.write_bytes(whole)
 
 
@@ -129,7 +130,7 @@ def test_a_write_that_is_interrupted_leaves_nothing_valid(saved, monkeypatch):
     with pytest.raises(OSError, match="no space"):
         save_checkpoint(directory, learner, tokenizer)
     with pytest.raises(WeightError, match="unfinished"):
-        verify_checkpoint(directory)
+        verify_manifest(directory)
 
 
 def test_an_optimizer_of_another_model_is_refused(saved):

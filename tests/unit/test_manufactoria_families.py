@@ -112,6 +112,24 @@ def test_what_a_known_problem_asks_for(statement: str, tape: str, expected: bool
     assert find(statement).expected(tape) == expected
 
 
+def test_the_tests_of_a_known_problem_are_the_same_on_every_machine():
+    tests = build_ladder(find("repaint R B and B R")).tests
+    assert [(test.tape, test.expected) for test in tests] == [
+        ("", ""),
+        ("RRRRRRRR", "BBBBBBBB"),
+        ("RRR", "BBB"),
+        ("RR", "BB"),
+        ("RRRR", "BBBB"),
+        ("R", "B"),
+        ("RRRRRR", "BBBBBB"),
+        ("RRRRR", "BBBBB"),
+        ("RBR", "BRB"),
+        ("B", "R"),
+        ("RRBRBRRRR", "BBRBRBBBB"),
+        ("BB", "RR"),
+    ]
+
+
 def test_every_test_is_true_and_asked_once():
     for kind in ("accept", "transform"):
         for spec, ladder in ladders(kind, 3):

@@ -2,6 +2,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.messages import Verdict
 from pipeline.tasks.manufactoria.judge import (
     Reward,
     Rubric,
@@ -13,6 +14,7 @@ from pipeline.tasks.manufactoria.judge import (
     verify,
 )
 from pipeline.tasks.manufactoria.language import parse
+from pipeline.verifiers.triage import triage
 from samplers.base import Problem
 
 QUIET = settings(max_examples=60, deadline=None, database=None)
@@ -64,6 +66,12 @@ def test_a_right_program_is_correct_in_either_form():
         assert verdict.detail == "4 of 4 tests"
 
 
+def test_the_verifier_judges_it_at_once_without_a_child():
+    found = triage(problem(), ALL_R, truncated=False, rule="auto")
+    assert isinstance(found, Verdict)
+    assert found.outcome == "correct"
+
+
 def test_a_weaker_program_is_incorrect_with_the_reward_of_its_tests():
     verdict = verify(problem(), "START END", truncated=False)
     assert (verdict.outcome, verdict.reward, verdict.detail) == ("incorrect", 0.5, "2 of 4 tests")
@@ -82,7 +90,17 @@ def test_a_cut_completion_scores_nothing_even_if_it_would_run():
     assert (verdict.outcome, verdict.reward, verdict.detail) == ("incorrect", 0.0, "cut by the token limit")
 
 
-@pytest.mark.parametrize("answer", ["", '{"reward":"mixed","tests":[]}', "42", "{}", '{"reward":"luck","tests":[["",true]]}', '{"reward":"per_test","tests":[[1]]}'])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "",
+        '{"reward":"mixed","tests":[]}',
+        "42",
+        "{}",
+        '{"reward":"luck","tests":[["",true]]}',
+        '{"reward":"per_test","tests":[[1]]}',
+    ],
+)
 def test_a_broken_problem_is_unknown_never_a_failure_of_the_policy(answer: str):
     broken = Problem("p", "manufactoria", "x ?", answer)
     assert verify(broken, ALL_R, truncated=False).outcome == "unknown"

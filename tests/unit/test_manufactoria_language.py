@@ -129,7 +129,10 @@ def test_a_route_to_start_goes_where_start_goes():
         ("START s:\nEND e", "line 1: START needs a NEXT"),
         ("START s:\n NEXT e\nPAINTER_RED s:\n NEXT e\nEND e", "line 3: the name s is taken"),
         ("START s:\n NEXT e\nPAINTER_RED NONE:\n NEXT e\nEND e", "line 3: the name NONE is taken"),
-        ("START s:\n NEXT e\nPAINTER_PINK p:\n NEXT e\nEND e", "line 3: neither a statement nor a route: 'PAINTER_PINK p:'"),
+        (
+            "START s:\n NEXT e\nPAINTER_PINK p:\n NEXT e\nEND e",
+            "line 3: neither a statement nor a route: 'PAINTER_PINK p:'",
+        ),
         ("START s:\n NEXT e\nEND e:", "line 3: neither a statement nor a route: 'END e:'"),
         ("START s\n NEXT e\nEND e # :", "line 1: neither a statement nor a route: 'START s'"),
         ("[R] s:", "line 1: neither a statement nor a route: '[R] s:'"),
@@ -178,7 +181,9 @@ def test_a_run_ends_with_a_tape_or_a_rejection(program: Program, tape: str):
 HOSTILE = st.one_of(
     st.text(max_size=80),
     st.lists(st.sampled_from([*"RB", "START", "END", "NONE", "PULLER_RB", "n0", "n1", "PAINTER_RED"])).map(" ".join),
-    st.lists(st.sampled_from(["START s:", "NEXT e", "END e", "[R] e", "[EMPTY] p", "PULLER_RB p:", "#"])).map("\n".join),
+    st.lists(st.sampled_from(["START s:", "NEXT e", "END e", "[R] e", "[EMPTY] p", "PULLER_RB p:", "#"])).map(
+        "\n".join
+    ),
 )
 
 

@@ -83,14 +83,18 @@ def _draw_tests(spec: Spec) -> list[TapeTest]:
     rng = random.Random(f"manufactoria/tests/{spec.statement}")
     tapes: dict[str, None] = {}
     for _ in range(NUM_DRAWS):
-        bias, length = rng.choice(BIASES), rng.randint(0, LONGEST_DRAW)
-        tape = "".join(spec.pair[rng.random() < bias] for _ in range(length))
-        head, tail = (rng.choice(spec.hints or ("",)) for _ in range(2))
-        # Near misses as well as hits: some of a hint, all of it, or nothing.
-        head = head[: rng.choice((0, len(head), rng.randint(0, len(head))))]
-        tail = tail[rng.choice((0, len(tail), rng.randint(0, len(tail)))) :]
-        tapes[f"{head}{tape}{tail}"] = None
+        length = int(rng.random() * (LONGEST_DRAW + 1))
+        tape = "".join(rng.choices(spec.pair, cum_weights=(rng.choice(BIASES), 1.0), k=length))
+        if spec.hints:
+            head, tail = rng.choice(spec.hints), rng.choice(spec.hints)
+            tape = f"{head[: _part(rng, head)]}{tape}{tail[len(tail) - _part(rng, tail) :]}"
+        tapes[tape] = None
     return [TapeTest(tape, spec.expected(tape)) for tape in tapes]
+
+
+def _part(rng: random.Random, hint: str) -> int:
+    """How much of a hint to use: nothing, all or some of it, for hits and near misses."""
+    return rng.choice((0, len(hint), rng.randint(0, len(hint))))
 
 
 def _separable(scored: list[_Scored], num_programs: int) -> list[int]:

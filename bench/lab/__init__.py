@@ -1,0 +1,1 @@
+"""The sampler lab: samplers against a population of problems, on a virtual clock, with no model and no GPU."""

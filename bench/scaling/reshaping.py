@@ -1,0 +1,188 @@
+"""What training did to a policy, problem by problem and strategy by strategy. Pure functions on counts.
+
+The two-stage view (arXiv 2610.04158): a rollout first picks a strategy z and then carries it out, so
+pass@1 = sum_z share(z) success(z), and training can change either factor.
+"""
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import gammaln
+
+from bench.scaling.coverage import problem_weights
+from bench.scaling.law import Array
+from bench.scaling.resampling import interval
+from bench.scaling.scalerl import Estimate
+
+Ints = NDArray[np.int64]
+FALSE_DISCOVERY = 0.05
+HISTOGRAM_BINS = 10
+
+
+class GainedLost(msgspec.Struct, frozen=True):
+    """Problems by index. `gained`: never solved before and solved after; `lost`: the reverse.
+
+    `surely_better` and `surely_worse` are those whose pass rate changed by Fisher's exact test at a false discovery
+    rate of 5% (Benjamini-Hochberg); a problem solved once in n rollouts before and never after is `lost` by luck as
+    often as not.
+    """
+
+    gained: list[int]
+    lost: list[int]
+    surely_better: list[int]
+    surely_worse: list[int]
+
+
+def gained_and_lost(before_n: Ints, before_c: Ints, after_n: Ints, after_c: Ints) -> GainedLost:
+    better = _discoveries(_fisher_tail(before_n, before_c, after_n, after_c))
+    worse = _discoveries(_fisher_tail(after_n, after_c, before_n, before_c))
+    return GainedLost(
+        np.flatnonzero((before_c == 0) & (after_c > 0)).tolist(),
+        np.flatnonzero((before_c > 0) & (after_c == 0)).tolist(),
+        np.flatnonzero(better).tolist(),
+        np.flatnonzero(worse).tolist(),
+    )
+
+
+class Strategies(msgspec.Struct, frozen=True):
+    """Shares and successes by strategy, and the change of pass@1 split exactly into the two.
+
+    `reweighted` = sum_z (share change) (mean success), `taught` = sum_z (mean share) (success change); their sum is
+    `change`. Success is None where a strategy was never used; its first use then counts as reweighting.
+    """
+
+    names: list[str]
+    share_before: list[float]
+    share_after: list[float]
+    success_before: list[float | None]
+    success_after: list[float | None]
+    reweighted: Estimate
+    taught: Estimate
+    change: Estimate
+
+
+def strategies(
+    names: list[str],
+    before_used: Ints,
+    before_correct: Ints,
+    after_used: Ints,
+    after_correct: Ints,
+    num_draws: int,
+    rng: np.random.Generator,
+) -> Strategies:
+    """Counts [P, Z] of rollouts that used each strategy, and of those that were right, before and after training.
+
+    Intervals are over resampled problems, the same ones before and after.
+    """
+    tables = [np.asarray(t, float) for t in (before_used, before_correct, after_used, after_correct)]
+    weights = np.vstack(
+        [np.full((1, len(tables[0])), 1 / len(tables[0])), problem_weights(len(tables[0]), num_draws, rng)]
+    )
+    used_0, right_0, used_1, right_1 = (weights @ t for t in tables)  # [D, Z]
+    share_0, share_1 = (u / u.sum(1, keepdims=True) for u in (used_0, used_1))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        success_0, success_1 = right_0 / used_0, right_1 / used_1
+    known_0 = np.where(np.isnan(success_0), np.nan_to_num(success_1), success_0)
+    known_1 = np.where(np.isnan(success_1), known_0, success_1)
+    reweighted = ((share_1 - share_0) * (known_0 + known_1) / 2).sum(1)
+    taught = ((known_1 - known_0) * (share_0 + share_1) / 2).sum(1)
+    return Strategies(
+        names,
+        share_0[0].tolist(),
+        share_1[0].tolist(),
+        _or_none(success_0[0]),
+        _or_none(success_1[0]),
+        *(Estimate(float(v[0]), *interval(v[1:])) for v in (reweighted, taught, reweighted + taught)),
+    )
+
+
+class Interference(msgspec.Struct, frozen=True):
+    """The distribution of pass@1 over problems. `histogram`: shares in ten equal bins.
+
+    `zero_mass`: share of problems never solved in their rollouts. `distance_to_uniform`: Wasserstein-1 distance to the
+    uniform distribution on [0, 1]: 0 for an even ladder of difficulty, 1/4 when half is always and half never solved,
+    1/2 when all problems are alike at 0 or 1.
+    """
+
+    histogram: list[float]
+    zero_mass: float
+    distance_to_uniform: float
+
+
+def interference(num_rollouts: Ints, num_correct: Ints) -> Interference:
+    """Of one snapshot; over training, call it at each evaluation."""
+    rate = np.sort(num_correct / num_rollouts)
+    counts, _ = np.histogram(rate, bins=HISTOGRAM_BINS, range=(0, 1))
+    return Interference((counts / len(rate)).tolist(), float((rate == 0).mean()), _distance_to_uniform(rate))
+
+
+class Matthew(msgspec.Struct, frozen=True):
+    """Slope of the gain in pass rate against the initial pass rate: above 0 the rich get richer.
+
+    `slope` is corrected for the noise of the initial rate, which otherwise enters the gain with the opposite sign and
+    makes any run look as if it helped the poor; `naive_slope` is the plain regression.
+    """
+
+    slope: Estimate
+    naive_slope: float
+
+
+def matthew(
+    before_n: Ints, before_c: Ints, after_n: Ints, after_c: Ints, num_draws: int, rng: np.random.Generator
+) -> Matthew:
+    """slope = cov(p_after, p_before) / var(p_before) - 1, the sampling variance of p_before's estimate taken out.
+
+    c (n - c) / (n^2 (n - 1)) estimates that variance without bias; every problem needs two initial rollouts. The slope
+    is NaN where the initial rates vary no more than chance would have them.
+    """
+    if before_n.min() < 2:
+        raise ValueError("the Matthew slope needs at least two initial rollouts of every problem")
+    x, y = before_c / before_n, after_c / after_n
+    noise = before_c * (before_n - before_c) / (before_n**2.0 * (before_n - 1))
+    weights = np.vstack([np.full((1, len(x)), 1 / len(x)), problem_weights(len(x), num_draws, rng)])
+    mean_x, mean_y = weights @ x, weights @ y
+    bessel = len(x) / (len(x) - 1)
+    covariance = bessel * (weights @ (x * y) - mean_x * mean_y)
+    variance = bessel * (weights @ (x * x) - mean_x**2)
+    true_variance = variance - weights @ noise
+    slope = np.where(true_variance > 0, covariance / np.where(true_variance > 0, true_variance, 1.0) - 1, np.nan)
+    naive = float(covariance[0] / variance[0] - 1) if variance[0] > 0 else float("nan")
+    return Matthew(Estimate(float(slope[0]), *interval(slope[1:])), naive)
+
+
+def _distance_to_uniform(ordered: Array) -> float:
+    """Integral over quantiles u of |Q(u) - u|, Q being a step function with a step for each problem: exact."""
+    edges = np.linspace(0, 1, len(ordered) + 1)
+    low, high = edges[:-1] - ordered, edges[1:] - ordered
+    crosses = (low < 0) & (high > 0)
+    area = np.where(crosses, (low**2 + high**2) / 2, np.abs(high**2 - low**2) / 2)
+    return float(area.sum())
+
+
+def _fisher_tail(n_0: Ints, c_0: Ints, n_1: Ints, c_1: Ints) -> Array:
+    """One-sided Fisher p-values [P] that the second rate is above the first: P(X >= c_1), X hypergeometric."""
+    found = np.ones(len(n_0))
+    for i, (a, b, c, d) in enumerate(zip(n_0, c_0, n_1, c_1, strict=True)):
+        right = int(b + d)
+        x = np.arange(d, min(right, c) + 1)
+        ln_p = _ln_choose(c, x) + _ln_choose(a, right - x) - _ln_choose(a + c, right)
+        found[i] = min(1.0, float(np.exp(ln_p).sum()))
+    return found
+
+
+def _discoveries(p: Array) -> NDArray[np.bool_]:
+    """Benjamini-Hochberg at FALSE_DISCOVERY."""
+    order = np.argsort(p)
+    below = np.flatnonzero(p[order] <= FALSE_DISCOVERY * np.arange(1, len(p) + 1) / len(p))
+    found = np.zeros(len(p), bool)
+    if len(below):
+        found[order[: below[-1] + 1]] = True
+    return found
+
+
+def _ln_choose(n: int, k: NDArray[np.int64] | int) -> Array:
+    return gammaln(n + 1.0) - gammaln(np.add(k, 1.0)) - gammaln(n - np.asarray(k) + 1.0)
+
+
+def _or_none(values: Array) -> list[float | None]:
+    return [None if np.isnan(v) else float(v) for v in values]

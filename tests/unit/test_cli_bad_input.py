@@ -1,0 +1,47 @@
+"""What a user gets wrong: one line on stderr, exit status 2, and nothing half-written."""
+
+import json
+
+import pytest
+
+from pipeline.cli import main
+
+
+@pytest.fixture
+def files(tmp_path):
+    (tmp_path / "no_weights").mkdir()
+    (tmp_path / "no_weights" / "config.json").write_text("{}")
+    (tmp_path / "no_config").mkdir()
+    (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "fields.jsonl").write_text(json.dumps({"question": "1+1?", "reply": "2"}) + "\n")
+    (tmp_path / "broken.toml").write_text("[learner\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["nope.toml"], "no such file"),
+        (["broken.toml"], "not a readable TOML file"),
+        (["task.kind=jsonl", "task.path=nope.jsonl"], "no such file"),
+        (["task.kind=jsonl", "task.path=empty.jsonl"], "empty"),
+        (["task.kind=jsonl", "task.path=fields.jsonl"], "'answer'"),
+        (["task.kind=reasoning_gym", "task.name=chain_sums"], "chain_sum"),
+        (["learner.lrr=1"], "did you mean 'lr'"),
+        (["sampling.temperature=0"], "temperature must be above 0"),
+        (["sampling.top_p=0.9"], "top_p"),
+        (["model.path=nope"], "no such directory"),
+        (["model.path=no_weights"], "no weights"),
+        (["model.path=no_config"], "no config.json"),
+        (["max_rollouts=0"], "would never end"),
+    ],
+)
+def test_a_mistake_is_one_line_and_writes_nothing(files, monkeypatch, capsys, arguments, says):
+    monkeypatch.chdir(files)
+    before = sorted(files.rglob("*"))
+    assert main(["train", "--run-dir", "run", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("ngu: error: ")
+    assert says in error
+    assert error.count("\n") == 1
+    assert sorted(files.rglob("*")) == before
