@@ -151,9 +151,9 @@ class LabTable(Table, frozen=True):
     learning: LearningConfig = msgspec.field(default_factory=LearningConfig)
 
 
-class LabConfig(Config, forbid_unknown_fields=True, kw_only=True):
+class LabConfig(Config, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A run in the lab. The lab reads `seed`, `max_steps`, `max_rollouts`, [sampler], [sampling] max_new_tokens,
-    [engines] count and slots, [learner] batches, advantages and aggregation, [staleness], [eval] every_steps, [lab].
+    [engines] count and slots, [learner] batches, advantages and aggregation, [staleness] and [lab].
     """
 
     lab: LabTable = msgspec.field(default_factory=LabTable)

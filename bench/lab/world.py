@@ -258,9 +258,7 @@ class World:
         self._version += 1
         self._learner_busy = False
         self._batcher.consumed()
-        every = self._config.eval.every_steps
-        if every and self._version % every == 0:
-            self._tally.evaluate(self.policy, self._version, self._now)
+        self._tally.evaluate(self.policy, self._version, self._now)
 
     def _after(self, delay_s: float, happen: Callable[[], None]) -> None:
         self._num_events += 1

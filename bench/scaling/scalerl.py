@@ -33,7 +33,7 @@ class Estimate(msgspec.Struct, frozen=True):
 class RecipeFit(msgspec.Struct, frozen=True):
     """One fitted recipe. `compute_90` is where 90% of the gain from R0 to A is reached.
 
-    `a_at_ceiling`: A ended on its upper bound, so these points do not determine it.
+    `a_determined` is false where the interval of A reaches its upper bound: these points then show no ceiling.
     """
 
     name: str
@@ -48,7 +48,7 @@ class RecipeFit(msgspec.Struct, frozen=True):
     r0_given: bool
     compute_90: Estimate
     residual_std: float
-    a_at_ceiling: bool
+    a_determined: bool
 
     @property
     def parameters(self) -> Array:
@@ -158,18 +158,19 @@ def _summary(recipe: Recipe, value: Array, draws: Array, r0_given: bool) -> Reci
 
     num_free = NUM_PARAMETERS - r0_given
     residual = recipe.reward - reward_at(recipe.compute, value)
+    a = estimate(value[A], draws[:, A])
     return RecipeFit(
         name=recipe.name,
         num_points=len(recipe.reward),
         num_seeds=recipe.num_seeds,
         compute_low=float(recipe.compute.min()),
         compute_high=float(recipe.compute.max()),
-        a=estimate(value[A], draws[:, A]),
+        a=a,
         c_mid=estimate(np.exp(value[LN_C_MID]), np.exp(draws[:, LN_C_MID])),
         b=estimate(value[B], draws[:, B]),
         r0=estimate(value[R0], draws[:, R0]),
         r0_given=r0_given,
         compute_90=estimate(float(compute_at(0.9, value)), compute_at(0.9, draws)),
         residual_std=float(np.sqrt((residual**2).sum() / max(1, len(residual) - num_free))),
-        a_at_ceiling=bool(value[A] > CEILING - AT_CEILING),
+        a_determined=a.high < CEILING - AT_CEILING,
     )

@@ -12,7 +12,7 @@ from bench.scaling.curves import UNIT_NAMES, PassRate, Recipe, Unit
 from bench.scaling.figures import COLOURS, compute_axis, panels, style
 from bench.scaling.law import Array, reward_at
 from bench.scaling.rivals import Ranking
-from bench.scaling.scalerl import CEILING, Comparison, Estimate, Method, RecipeFit
+from bench.scaling.scalerl import Comparison, Estimate, Method, RecipeFit
 from pipeline.plots import GREY
 
 # How far beyond the data the curve is drawn, and beyond which multiple of C_mid the data have seen the bend.
@@ -65,10 +65,10 @@ def amount(value: float) -> str:
 
 
 def _follows(fit: RecipeFit, unit: str) -> list[str]:
-    if fit.a_at_ceiling:
+    if not fit.a_determined:
         return [
-            f"{fit.name}: the reward rises without a bend that these points show, so A ends on its bound of 1 and is "
-            f"not determined; what follows is only the trend up to {amount(fit.compute_high)} {unit}."
+            f"{fit.name}: A = {shown(fit.a)} at 95% reaches its bound of 1: these points show no bend that determines "
+            f"a ceiling, and what follows is only the trend up to {amount(fit.compute_high)} {unit}."
         ]
     return [
         f"{fit.name}: A = {shown(fit.a)} at 95%: if the law holds, more of the same training ends near "
@@ -80,13 +80,11 @@ def _follows(fit: RecipeFit, unit: str) -> list[str]:
 def _does_not_follow(fit: RecipeFit, unit: str) -> list[str]:
     says = []
     reach = fit.compute_high / fit.c_mid.value
-    if not fit.a_at_ceiling and reach < BENT_AT:
+    if fit.a_determined and reach < BENT_AT:
         says.append(
             f"{fit.name}: the data end at {reach:.1f} C_mid, before the curve has bent: A is an extrapolation, and its "
             "interval holds only within this law."
         )
-    if not fit.a_at_ceiling and fit.a.high > CEILING - 1e-6:
-        says.append(f"{fit.name}: the interval of A reaches its bound of 1, so no ceiling below 1 is shown.")
     if fit.num_seeds == 1:
         says.append(
             f"{fit.name}: one seed, so the interval leaves out the spread between seeds (ScaleRL found a margin of "
@@ -137,7 +135,7 @@ def _compared(alone: Sequence[RecipeFit], comparison: Comparison) -> list[str]:
 
 
 def _ceiling(fit: RecipeFit) -> str:
-    return "A undetermined" if fit.a_at_ceiling else f"A = {fit.a.value:.3f}"
+    return f"A = {fit.a.value:.3f}" if fit.a_determined else "A undetermined"
 
 
 def draw(
@@ -164,7 +162,7 @@ def draw(
         axes[0].plot(grid[inside], line[inside], color=colour, linewidth=1.5, label=f"{recipe.name}: {_ceiling(fit)}")
         axes[0].plot(grid[~inside], line[~inside], color=colour, linewidth=1.5, linestyle=(0, (4, 2)))
         axes[0].fill_between(grid, low, high, color=colour, alpha=0.15, linewidth=0)
-        if not fit.a_at_ceiling:
+        if fit.a_determined:
             axes[0].axhline(fit.a.value, color=colour, linewidth=0.7, linestyle=":")
         rows += [[recipe.name, "observed", c, r, "", ""] for c, r in zip(recipe.compute, recipe.reward, strict=True)]
         rows += [[recipe.name, "fit", *point] for point in zip(grid, line, low, high, strict=True)]

@@ -125,9 +125,9 @@ def test_an_undetermined_ceiling_is_said_and_not_claimed():
     line = recipe("line", compute, 0.1 + compute / 4000 + np.random.default_rng(0).normal(0, 0.003, 30))
     fit, _ = fit_recipe(line, 0.1, "refined", 60, np.random.default_rng(0))
     says = sentences([fit], [None], None, "rollouts")
-    assert fit.a_at_ceiling
+    assert not fit.a_determined
     assert fit.a.value == pytest.approx(1.0)
-    assert "not determined" in says[0]
+    assert "no bend that determines a ceiling" in says[0]
     assert not any("ends near" in line for line in says)
 
 
