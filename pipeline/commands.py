@@ -14,7 +14,7 @@ from cyclopts import Parameter
 from pipeline import rundir
 from pipeline.config import Config, load_config
 from pipeline.errors import ConfigError, NguError
-from pipeline.model_path import resolve_model_path
+from pipeline.model_path import model_for_task, resolve_model_path
 from pipeline.progress import Progress, duration, number, of
 from pipeline.tasks.registry import JsonlConfig, make_task
 
@@ -118,20 +118,28 @@ def _new_run(arguments: tuple[str, ...], run_dir: Path | None, seed: int | None)
     overrides = [a for a in arguments if a not in files]
     if seed is not None:
         overrides.append(f"seed={seed}")
-    config = _with_absolute_paths(load_config(files[0] if files else None, overrides))
-    make_task(config.task, config.seed)  # a missing or malformed data set is an error now, not a failed run later
-    return rundir.create(run_dir, config)
+    config = _resolve_task(load_config(files[0] if files else None, overrides))
+    return rundir.create(run_dir, _resolve_model(config))
 
 
-def _with_absolute_paths(config: Config) -> Config:
-    """The roles work in the run directory, so relative paths are fixed to where the command was given."""
-    model, task = config.model, config.task
-    if model.path != "builtin":
-        model = msgspec.structs.replace(model, path=str(resolve_model_path(model.path).absolute()))
+# The roles work in the run directory, so relative paths are fixed to where the command was given.
+
+
+def _resolve_task(config: Config) -> Config:
+    task = config.task
     if isinstance(task, JsonlConfig):
         eval_path = str(Path(task.eval_path).absolute()) if task.eval_path else ""
         task = msgspec.structs.replace(task, path=str(Path(task.path).absolute()), eval_path=eval_path)
-    return msgspec.structs.replace(config, model=model, task=task)
+    make_task(task, config.seed)  # a missing or malformed data set is an error now, not a failed run later
+    return msgspec.structs.replace(config, task=task)
+
+
+def _resolve_model(config: Config) -> Config:
+    path = model_for_task(config.model.path, config.task.__struct_config__.tag)
+    found = resolve_model_path(path)
+    if not path.startswith("builtin:"):
+        path = str(found.absolute())
+    return msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, path=path))
 
 
 def _foreground(run_dir: Path, resume: bool, live: bool) -> int:

@@ -30,7 +30,7 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 
 
 class ModelConfig(Section, frozen=True):
-    """`path` is a Hugging Face model directory, a .gguf file, or "builtin" for the tiny arithmetic model."""
+    """`path` is a Hugging Face model directory, a .gguf file, or "builtin" for the one that ships for the task."""
 
     path: str = "builtin"
     chat_template: Literal["auto", "never"] = "auto"

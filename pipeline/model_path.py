@@ -5,14 +5,28 @@ from pathlib import Path
 
 from pipeline.errors import ConfigError
 
-# The models that ship with the package, by the task they were made for.
-BUILTIN_MODELS = {"builtin": "show_your_work", "builtin:manufactoria": "manufactoria"}
+# The tasks that a model ships for: "builtin:NAME" is that model, and "builtin" alone the one of the run's task.
+BUILTIN_MODELS = ("show_your_work", "manufactoria")
+
+
+def model_for_task(path: str, task: str) -> str:
+    """`path`, with "builtin" made the model of `task`; raises ConfigError when none ships for it."""
+    if path != "builtin":
+        return path
+    if task not in BUILTIN_MODELS:
+        known = " and ".join(BUILTIN_MODELS)
+        raise ConfigError(f"no model ships for task {task}, only for {known}; set model.path to a model directory")
+    return f"builtin:{task}"
 
 
 def resolve_model_path(path: str) -> Path:
     """The directory or .gguf file that `[model] path` names; raises ConfigError when nothing can be loaded from it."""
-    if path in BUILTIN_MODELS:
-        return Path(str(resources.files("pipeline") / "assets" / BUILTIN_MODELS[path]))
+    path = model_for_task(path, BUILTIN_MODELS[0])
+    name = path.removeprefix("builtin:")
+    if path != name:
+        if name not in BUILTIN_MODELS:
+            raise ConfigError(f"model.path {path}: no such built-in model; there are {' and '.join(BUILTIN_MODELS)}")
+        return Path(str(resources.files("pipeline") / "assets" / name))
     found = Path(path).expanduser()
     if not found.exists():
         raise ConfigError(f"model.path {path}: no such directory or file; download the model first")

@@ -20,6 +20,7 @@ from pipeline.progress import Progress, duration, number, of, sparkline
 
 REFRESH_S = 0.5  # how often the coordinator rewrites status.json
 HISTORY_LINES = 10
+QUIET_S = 30.0
 STEP_METRICS = {"generated/reward_mean": "reward", "lag_mean": "lag", "lag_max": "lag max", "ess": "ESS"}
 RATES = {"rollouts_per_s": "rollouts/s", "tokens_per_s": "tokens/s"}
 
@@ -79,6 +80,7 @@ class PlainView:
     def __init__(self) -> None:
         self._state = ""
         self._warnings: list[str] = []
+        self._printed = time.monotonic()
 
     def update(self, progress: Progress, new: Sequence[Record]) -> None:
         for record in new if self._state else new[-HISTORY_LINES:]:
@@ -95,11 +97,23 @@ class PlainView:
             self._state = progress.state
             reason = progress.status.get("reason")
             self._print(f"{self._state}: {reason}" if reason else self._state)
+        if time.monotonic() - self._printed > QUIET_S:
+            self._print(quiet_line(progress))
 
     def close(self) -> None: ...
 
     def _print(self, line: str) -> None:
+        self._printed = time.monotonic()
         print(f"{time.strftime('%H:%M:%S')} {' '.join(line.split())}", flush=True)
+
+
+def quiet_line(progress: Progress) -> str:
+    """Where a run stands while nothing new happens, so that a slow run does not look like a hung one."""
+    status = progress.status
+    queues = ", ".join(f"{name.replace('_', ' ')} {n}" for name, n in (status.get("queues") or {}).items())
+    rollouts = of(status.get("rollouts", 0), status.get("max_rollouts"))
+    rate = number(status.get("rollouts_per_s"))
+    return f"{progress.state}, step {status.get('step', 0)}, rollouts {rollouts}, {rate} rollouts/s; queues: {queues}"
 
 
 def step_line(record: Record, progress: Progress) -> str:

@@ -91,14 +91,14 @@ class LadderConfig(Table, frozen=True, tag_field="kind", tag="ladder"):
 
     A problem's probability p to pass all is log-uniform from `low` to `high`; the first m tests are passed with
     probability p^((m/num_tests)^steepness). `reward` pays the share of tests passed, only all of them, or the mean of
-    the two.
+    the two. By default about as hard as the small Manufactoria job.
     """
 
-    num_problems: AtLeast1 = 500
+    num_problems: AtLeast1 = 448
     num_tests: AtLeast1 = 12
-    low: Probability = 1e-5
-    high: Probability = 0.1
-    steepness: Positive = 2.0
+    low: Probability = 1e-3
+    high: Probability = 0.5
+    steepness: Positive = 3.0
     reward: Literal["per_test", "all_pass", "mixed"] = "per_test"
 
     def __post_init__(self):
@@ -142,9 +142,14 @@ class LearningConfig(Table, frozen=True):
 
 
 class LabTable(Table, frozen=True):
-    """`hard_below`: the initial pass rate under which a problem counts as hard."""
+    """`hard_below`: the initial pass rate under which a problem counts as hard.
+
+    `credit`: what advantages are computed from. "best" pays 1 for each rollout that reaches the best reward of its
+    chain and 0 for every other; for two-valued rewards both are the same.
+    """
 
     hard_below: Probability = 0.02
+    credit: Literal["reward", "best"] = "reward"
     population: PopulationConfig = msgspec.field(default_factory=LevelsConfig)
     lengths: LengthsConfig = msgspec.field(default_factory=LengthsConfig)
     timing: TimingConfig = msgspec.field(default_factory=TimingConfig)

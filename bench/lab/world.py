@@ -19,7 +19,7 @@ import numpy as np
 from bench.lab.chain import Chain
 from bench.lab.config import LabConfig
 from bench.lab.policy import Policy, gradient, rollout_weights
-from bench.lab.population import Population
+from bench.lab.population import Array, Population
 from bench.lab.tally import Report, Tally
 from learner.advantages import chain_advantages
 from pipeline.coordinator.batcher import Batcher
@@ -231,17 +231,7 @@ class World:
 
     def _finish_step(self, groups: list[Group]) -> None:
         chains = [self._closed.pop(g.chain_id) for g in groups]
-        config = self._config.learner.advantage
-        advantages = [
-            chain_advantages(
-                np.array(g.chain_rewards),
-                np.array(g.draw_indices),
-                kind=config.kind,
-                anchor=config.anchor,
-                clip=config.clip,
-            )
-            for g in groups
-        ]
+        advantages = [self._advantages(g) for g in groups]
         sizes = [len(chain.keep) for chain in chains]
         group = np.repeat(np.arange(len(chains)), sizes)
         tokens = np.array([chain.tokens[i] for chain in chains for i in chain.keep])
@@ -259,6 +249,13 @@ class World:
         self._learner_busy = False
         self._batcher.consumed()
         self._tally.evaluate(self.policy, self._version, self._now)
+
+    def _advantages(self, group: Group) -> Array:
+        rewards, config = np.array(group.chain_rewards), self._config.learner.advantage
+        if self._config.lab.credit == "best":
+            rewards = (rewards >= rewards.max()).astype(np.float64)
+        draws = np.array(group.draw_indices)
+        return chain_advantages(rewards, draws, kind=config.kind, anchor=config.anchor, clip=config.clip)
 
     def _after(self, delay_s: float, happen: Callable[[], None]) -> None:
         self._num_events += 1

@@ -17,6 +17,7 @@ from pipeline.tasks.base import TaskSource
 from samplers.base import Launch, Sampler
 
 EVAL_CHAIN = -1
+STARVED_BATCHES = 3
 
 
 class AttemptFlow:
@@ -34,6 +35,7 @@ class AttemptFlow:
         self.jobs: CreditQueue[VerifyJob] = CreditQueue()
         self.evaluation: Evaluation | None = None
         self.policy_version = 0
+        self._num_empty = 0  # batches in a row without a group
 
     # --- launching ---
 
@@ -186,9 +188,16 @@ class AttemptFlow:
         while self.batcher.ready:
             groups = [g for g in self.batcher.take() if self._admit(g)]
             if groups:
+                self._num_empty = 0
                 return groups
             self.batcher.consumed()
             self.tally.count("empty_batches")
+            self._num_empty += 1
+            if self._num_empty == STARVED_BATCHES:
+                self.tally.warn(
+                    f"{STARVED_BATCHES} batches in a row held nothing to train on: every group was all right, all "
+                    "wrong or stale, so the learner starves; change the problems, max_new_tokens or the sampler"
+                )
         return []
 
     def _admit(self, group: Group) -> bool:

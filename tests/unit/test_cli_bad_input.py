@@ -33,6 +33,8 @@ def files(tmp_path):
         (["model.path=nope"], "no such directory"),
         (["model.path=no_weights"], "no weights"),
         (["model.path=no_config"], "no config.json"),
+        (["model.path=builtin:nope"], "no such built-in model"),
+        (["task.kind=reasoning_gym", "task.name=gcd"], "set model.path"),
         (["max_rollouts=0"], "would never end"),
     ],
 )

@@ -104,10 +104,12 @@ def test_train_passes_the_checked_config_to_the_supervisor(tmp_path, monkeypatch
 
     monkeypatch.setattr("pipeline.daemon.run", supervise)
     argv = ["train", "run.toml", "task.kind=jsonl", "task.path=data.jsonl", "task.eval_size=2", "--seed", "9"]
+    argv.append("model.path=builtin:manufactoria")
     assert main([*argv, "--no-tui", "--run-dir", "out"]) == 7
     (run_dir, resume, config) = seen[0]
     assert (run_dir, resume) == (tmp_path / "out", False)
     assert (config.seed, config.learner.lr) == (9, 1e-3)
+    assert config.model.path == "builtin:manufactoria"
     assert config.task.path == str(tmp_path / "data.jsonl")  # the roles work in another directory
     assert "failed: on purpose" in capsys.readouterr().out
 

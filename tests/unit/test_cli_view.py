@@ -150,3 +150,16 @@ def test_words_for_numbers():
         *("-", "-", "0.000", "0.123", "15.2k", "2.5M")
     ]
     assert sparkline([-1, 0.0, 0.5, 1.0, 2], width=4) == "▁▅██"
+
+
+def test_a_log_says_where_a_slow_run_stands(tmp_path, capsys, monkeypatch):
+    run = make_run(tmp_path, [])
+    plain, progress = view.PlainView(), Progress(run)
+    plain.update(progress, progress.refresh())
+    plain.update(progress, progress.refresh())
+    assert capsys.readouterr().out.count("in flight 64") == 0
+    monkeypatch.setattr(view, "QUIET_S", -1.0)
+    plain.update(progress, progress.refresh())
+    line = capsys.readouterr().out
+    assert "training, step 3, rollouts 30/100" in line
+    assert "in flight 64" in line

@@ -120,6 +120,7 @@ def test_unknown_verdicts_and_engine_failures_are_sampled_again_never_counted(tm
     assert run.coordinator.tally.counters["verdict/incorrect"] == 0
     assert run.ledger.counts["trained"] == 0
     assert run.coordinator.tally.counters["empty_batches"] == 10
+    assert any("the learner starves" in w for w in run.coordinator.tally.warnings)
 
 
 def test_a_verifier_that_judges_nothing_stops_the_run_with_the_reason(tmp_path):
