@@ -49,6 +49,12 @@ lint: setup
 types: setup
     {{ bin }}/basedpyright
 
+# Kills at random moments: runs on fake engines by the hundred, then real processes (some minutes a seed).
+[group('develop')]
+chaos simulated="1..60" real="1,2,3,4,5": setup
+    NGU_CHAOS_SEEDS="$(seq -s, $(echo {{ simulated }} | tr . ' '))" {{ bin }}/python -m pytest -q tests/unit -k chaos
+    NGU_CHAOS_SEEDS={{ real }} {{ bin }}/python -m pytest -q tests/process -k chaos
+
 # The direction of imports between the rooms.
 [group('develop')]
 imports: setup

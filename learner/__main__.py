@@ -21,7 +21,17 @@ from pipeline.checkpoints import partial_dir
 from pipeline.config import Config, parse_config
 from pipeline.errors import NguError
 from pipeline.manifest import verify_manifest
-from pipeline.messages import Batch, BatchRequest, Heartbeat, PeerFailed, StepDone, Stop, WeightsNotice
+from pipeline.messages import (
+    Batch,
+    BatchRequest,
+    Heartbeat,
+    PeerFailed,
+    Save,
+    SetLearningRate,
+    StepDone,
+    Stop,
+    WeightsNotice,
+)
 from pipeline.role import run_role
 from pipeline.weights import WeightPublisher
 
@@ -50,25 +60,28 @@ class LearnerRole:
         """Serve batches until told to stop; the weights go with the process."""
         try:
             self.socket.send(StepDone(self.learner.policy_version, notice := self._publish(), metrics={}))
-            while isinstance(message := self._next_message(), Batch):
-                notice = self._train(message)
+            while not isinstance(message := self._next_message(), Stop):
+                if isinstance(message, Batch):
+                    notice = self._train(message)
+                else:
+                    self._save_now(message.checkpoint, notice)
             if message.checkpoint is not None:
-                self._save(Path(message.checkpoint))
-                done = StepDone(self.learner.policy_version, notice, metrics={}, checkpoint=message.checkpoint)
-                self.socket.send(done)
+                self._save_now(message.checkpoint, notice)
         finally:
             self.publisher.close()
 
-    def _next_message(self) -> Batch | Stop:
+    def _next_message(self) -> Batch | Save | Stop:
         self.socket.send(BatchRequest(self.learner.policy_version))
         while True:
             message = self.socket.recv(HEARTBEAT_S)
-            if isinstance(message, Batch | Stop):
+            if isinstance(message, Batch | Save | Stop):
                 return message
+            if isinstance(message, SetLearningRate):
+                self.learner.config = msgspec.structs.replace(self.learner.config, lr=message.lr)
             self._heartbeat()
 
     def _train(self, batch: Batch) -> WeightsNotice:
-        report = self.learner.step(batch.groups, on_progress=self._heartbeat)
+        report = self.learner.step(batch.groups, batch.num_attempts, self._heartbeat)
         if report.warning:
             self._keep_refused(batch, report.warning)
         publish_started = time.perf_counter()
@@ -78,13 +91,18 @@ class LearnerRole:
         if checkpoint is not None:
             self._save(checkpoint)
         where = None if checkpoint is None else str(checkpoint)
-        self.socket.send(StepDone(report.policy_version, notice, report.metrics, where, report.warning))
+        warning = report.warning or report.alarm
+        self.socket.send(StepDone(report.policy_version, notice, report.metrics, where, warning))
         return notice
 
     def _publish(self) -> WeightsNotice:
         ids, logprobs = self.learner.canary()
         version, weights = self.learner.policy_version, self.learner.model.state_dict()
         return self.publisher.publish(weights, version, self.model_dir, ids.numpy(), logprobs.numpy())
+
+    def _save_now(self, checkpoint: str, notice: WeightsNotice) -> None:
+        self._save(Path(checkpoint))
+        self.socket.send(StepDone(self.learner.policy_version, notice, metrics={}, checkpoint=checkpoint))
 
     def _save(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)

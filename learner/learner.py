@@ -10,14 +10,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from learner.advantages import chain_advantages
-from learner.corrections import importance_ratios
-from learner.losses import cispo_loss, rollout_normalizers
+from learner.advantages import Chain, batch_advantages
+from learner.corrections import log_ratios, second_moment_bound
+from learner.losses import Tokens, batch_loss, rollout_normalizers
 from learner.model import canary_batch, completion_logprobs
 from learner.packing import TokenBatch, collate, micro_batches
-from learner.report import StepReport, TrainedTokens, group_metrics, lost_engines, token_metrics
-from pipeline.config import LearnerConfig
+from learner.report import StepReport, group_metrics, lost_engines, token_metrics
+from learner.staleness import TrainedTokens, wrong_logprobs
 from pipeline.errors import RunFailed, WireError
+from pipeline.learner_config import LearnerConfig, M2poConfig, mask_name
 from pipeline.messages import Group, Rollout
 
 ADAM_EPS = 1e-8
@@ -55,21 +56,30 @@ class Learner:
         self.policy_version = policy_version
         self.num_skipped = 0
         self.num_skipped_in_a_row = 0
+        self._alarmed = False
         self.optimizer = torch.optim.AdamW(
             model.parameters(), lr=config.lr, betas=config.betas, eps=ADAM_EPS, weight_decay=config.weight_decay
         )
 
-    def step(self, groups: Sequence[Group], on_progress: Callable[[], None] = lambda: None) -> StepReport:
+    def step(
+        self,
+        groups: Sequence[Group],
+        num_attempts: int | None = None,
+        on_progress: Callable[[], None] = lambda: None,
+    ) -> StepReport:
         """Train on `groups`; `on_progress` is called after every micro-batch (a step of a large model takes minutes).
 
+        `num_attempts` rollouts were launched to obtain the groups; without it, those of the groups' chains.
         The update is refused, and the report carries a warning, when loss or gradient is not finite or when an
-        engine's tokens are not from this policy's recent past. Raises WireError for a rollout without a prompt and
-        RunFailed after 8 refusals in a row.
+        engine's tokens are not from this policy's recent past. Raises WireError for a rollout without a prompt,
+        ConfigError for rewards that the advantage cannot take and RunFailed after 8 refusals in a row.
         """
         started = time.perf_counter()
         lr = self._set_lr()
-        advantages = [self._advantages(group) for group in groups]
-        rows = self._rows(groups, advantages)
+        if num_attempts is None:
+            num_attempts = sum(group.num_attempts for group in groups)
+        advantages = batch_advantages([_chain(group) for group in groups], self.config.advantage)
+        rows = self._rows(groups, advantages, num_attempts)
         engine_ids = sorted({row.rollout.engine_id for row in rows})
         loss, tokens = self._accumulate(rows, engine_ids, on_progress)
         grad_norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm))
@@ -84,13 +94,13 @@ class Learner:
             "loss": loss,
             "grad_norm": grad_norm,
             "lr": lr,
-            **token_metrics(tokens, self.config.loss.eps_max),
+            **token_metrics(tokens, [mask_name(mask) for mask in self.config.corrections.masks]),
             **group_metrics(groups, advantages),
             "skipped": float(bool(warning)),
             "num_skipped": float(self.num_skipped),
             "step_s": time.perf_counter() - started,
         }
-        return StepReport(self.policy_version, metrics, warning)
+        return StepReport(self.policy_version, metrics, warning, self._alarm(tokens))
 
     @torch.no_grad()
     def canary(self) -> tuple[Tensor, Tensor]:
@@ -121,22 +131,12 @@ class Learner:
             parameters["lr"] = self.config.lr * warmup
         return self.config.lr * warmup
 
-    def _advantages(self, group: Group) -> np.ndarray:
-        rule = self.config.advantage
-        return chain_advantages(
-            np.asarray(group.chain_rewards, dtype=np.float64),
-            np.asarray(group.draw_indices, dtype=np.int64),
-            kind=rule.kind,
-            anchor=rule.anchor,
-            clip=rule.clip,
-        )
-
-    def _rows(self, groups: Sequence[Group], advantages: Sequence[np.ndarray]) -> list[_Row]:
+    def _rows(self, groups: Sequence[Group], advantages: Sequence[np.ndarray], num_attempts: int) -> list[_Row]:
         """Every rollout that has a token to train; those without still count in the normalisers."""
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         group_index = np.repeat(np.arange(len(groups)), [len(group.rollouts) for group in groups])
         num_tokens = np.array([rollout.num_tokens for rollout in rollouts], dtype=np.int64)
-        normalizers = rollout_normalizers(num_tokens, group_index, self.config.loss.aggregation)
+        normalizers = rollout_normalizers(num_tokens, group_index, self.config.loss.aggregation, num_attempts)
         flat_advantages = np.concatenate([np.zeros(0), *advantages])
         rows = [
             _Row(rollout, rollout.prompt_array(), rollout.completion_array(), float(advantage), float(normalizer))
@@ -154,18 +154,31 @@ class Learner:
         self, rows: Sequence[_Row], engine_ids: Sequence[str], on_progress: Callable[[], None]
     ) -> tuple[float, TrainedTokens]:
         """Add the batch's gradient to the parameters, one micro-batch after the other."""
+        batches = [
+            [rows[i] for i in indices]
+            for indices in micro_batches([row.num_inputs for row in rows], self.config.micro_batch_tokens)
+        ]
+        bound = self._moment_bound(batches)
         loss, parts = 0.0, []
-        for indices in micro_batches([row.num_inputs for row in rows], self.config.micro_batch_tokens):
-            part_loss, tokens = self._forward_backward([rows[i] for i in indices], engine_ids)
+        for batch in batches:
+            part_loss, tokens = self._forward_backward(batch, engine_ids, bound)
             loss += part_loss
             parts.append(tokens)
             on_progress()
-        if not parts:
-            parts = [TrainedTokens(*[torch.zeros(0)] * 5)]
-        fields = TrainedTokens.__dataclass_fields__
-        return loss, TrainedTokens(**{name: torch.cat([getattr(part, name) for part in parts]) for name in fields})
+        return loss, TrainedTokens.joined(parts, len(self.config.corrections.masks))
 
-    def _forward_backward(self, rows: Sequence[_Row], engine_ids: Sequence[str]) -> tuple[float, TrainedTokens]:
+    @torch.no_grad()
+    def _moment_bound(self, batches: Sequence[Sequence[_Row]]) -> float:
+        """M2PO's bound over the whole batch, for which every ratio must be known before the first gradient."""
+        if not (isinstance(self.config.loss, M2poConfig) and batches):
+            return math.inf
+        scored = [self._score(batch)[0] for batch in batches]
+        log_rho = torch.cat([log_ratios(t.logprobs, t.engine_logprobs) for t in scored])
+        advantages = torch.cat([t.advantages for t in scored])
+        return second_moment_bound(log_rho, advantages, self.config.loss.max_moment)
+
+    def _score(self, rows: Sequence[_Row]) -> tuple[Tokens, Tensor]:
+        """The rows' tokens under the current policy and the entropies of the distributions they are from."""
         device = self.model.device
         batch = TokenBatch(
             *(t.to(device) for t in collate([r.prompt_ids for r in rows], [r.completion_ids for r in rows]))
@@ -177,18 +190,33 @@ class Learner:
             return torch.tensor(values, dtype=torch.float64).repeat_interleave(counts).to(device, logprobs.dtype)
 
         engine_logprobs = torch.from_numpy(np.concatenate([row.rollout.logprob_array() for row in rows]))
-        ratios = importance_ratios(logprobs, engine_logprobs.to(device, logprobs.dtype))
-        advantages = per_token([row.advantage for row in rows])
-        normalizers = per_token([row.normalizer for row in rows])
-        loss = cispo_loss(logprobs, ratios, advantages, normalizers, self.config.loss.eps_max)
-        loss.backward()
-        versions = np.concatenate([row.rollout.version_array() for row in rows])
-        return float(loss.detach()), TrainedTokens(
-            learner_logprobs=logprobs.detach().cpu(),
-            engine_logprobs=engine_logprobs.to(logprobs.dtype),
+        versions = torch.from_numpy(np.concatenate([row.rollout.version_array() for row in rows]))
+        tokens = Tokens(
+            logprobs=logprobs,
+            engine_logprobs=engine_logprobs.to(device, logprobs.dtype),
+            advantages=per_token([row.advantage for row in rows]),
+            normalizers=per_token([row.normalizer for row in rows]),
+            rows=torch.arange(len(rows)).repeat_interleave(counts).to(device),
+            lags=(self.policy_version - versions).to(device),
+        )
+        return tokens, entropies
+
+    def _forward_backward(
+        self, rows: Sequence[_Row], engine_ids: Sequence[str], moment_bound: float
+    ) -> tuple[float, TrainedTokens]:
+        tokens, entropies = self._score(rows)
+        objective = batch_loss(tokens, self.config.loss, self.config.corrections, moment_bound)
+        objective.loss.backward()
+        engine_index = torch.tensor([engine_ids.index(row.rollout.engine_id) for row in rows])
+        return float(objective.loss.detach()), TrainedTokens(
+            learner_logprobs=tokens.logprobs.detach().cpu(),
+            engine_logprobs=tokens.engine_logprobs.cpu(),
             entropies=entropies.cpu(),
-            lags=torch.from_numpy(self.policy_version - versions),
-            engine_index=torch.tensor([engine_ids.index(r.rollout.engine_id) for r in rows]).repeat_interleave(counts),
+            lags=tokens.lags.cpu(),
+            engine_index=engine_index[tokens.rows.cpu()],
+            weights=objective.weights.cpu(),
+            applied=objective.applied.cpu(),
+            masked=objective.masked.cpu(),
         )
 
     def _refusal(self, loss: float, grad_norm: float, tokens: TrainedTokens, engine_ids: Sequence[str]) -> str:
@@ -201,8 +229,19 @@ class Learner:
             )
         return ""
 
+    def _alarm(self, tokens: TrainedTokens) -> str:
+        """Told once, when it begins: a whole run of identical warnings would hide every other."""
+        wrong = wrong_logprobs(tokens)
+        is_new, self._alarmed = bool(wrong) and not self._alarmed, bool(wrong)
+        return f"step {self.policy_version}: {wrong}" if is_new else ""
+
     def _count_skipped(self, warning: str) -> None:
         self.num_skipped_in_a_row = self.num_skipped_in_a_row + 1 if warning else 0
         self.num_skipped += bool(warning)
         if self.num_skipped_in_a_row >= MAX_SKIPPED_IN_A_ROW:
             raise RunFailed(f"{self.num_skipped_in_a_row} optimizer steps in a row were refused; the last: {warning}")
+
+
+def _chain(group: Group) -> Chain:
+    rewards = np.asarray(group.chain_rewards, dtype=np.float64)
+    return Chain(rewards, np.asarray(group.draw_indices, dtype=np.int64), group.round_sizes)

@@ -1,6 +1,5 @@
 """A policy: a Hugging Face causal language model in float32, and logprobs of completions under it."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +68,11 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
 
     transformers 5 puts the architecture's usual pre-tokenizer in place of a custom one and would save that.
     """
-    tokenizer.save_pretrained(directory)
     original = Path(tokenizer.name_or_path) / "tokenizer.json"
-    if original.is_file():
-        shutil.copyfile(original, directory / "tokenizer.json")
+    exact = original.read_bytes() if original.is_file() else None  # before saving: it may lie where it is saved to
+    tokenizer.save_pretrained(directory)
+    if exact is not None:
+        (directory / "tokenizer.json").write_bytes(exact)
 
 
 def completion_logprobs(

@@ -4,10 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from learner.corrections import effective_sample_frac, importance_ratios, k3_divergence
+from learner.corrections import effective_sample_frac, k3_divergence
+from learner.staleness import TrainedTokens, bucket_metrics, clipped_mass, mean_of
 from pipeline.messages import Group
 
 # Mean min(rho, 1) over tokens of mu is 1 - TV(mu, pi): the share of probability on which engine and learner agree.
@@ -20,6 +19,8 @@ _ON_POLICY = {
     "ratio_mean": 1.0,
     "ratio_max": 1.0,
     "clipped_frac": 0.0,
+    "clipped_mass": 0.0,
+    "masked_frac": 0.0,
     "kl": 0.0,
     "entropy": 0.0,
     "lag_mean": 0.0,
@@ -29,43 +30,37 @@ _ON_POLICY = {
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """`policy_version` is the one after the step. `warning` is one line, or empty when the step was taken."""
+    """`policy_version` is the one after the step. `warning` is one line, or empty when the step was taken; `alarm` is
+    one line about a step that was taken on figures that cannot be right.
+    """
 
     policy_version: int
     metrics: dict[str, float]
     warning: str = ""
+    alarm: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TrainedTokens:
-    """Every trained token of a batch, in one order: float tensors on the CPU, all of shape [N]."""
-
-    learner_logprobs: Tensor
-    engine_logprobs: Tensor
-    entropies: Tensor
-    lags: Tensor
-    engine_index: Tensor
-
-    @property
-    def ratios(self) -> Tensor:
-        return importance_ratios(self.learner_logprobs, self.engine_logprobs)
-
-
-def token_metrics(tokens: TrainedTokens, eps_max: float) -> dict[str, float]:
+def token_metrics(tokens: TrainedTokens, mask_names: Sequence[str]) -> dict[str, float]:
     """Staleness and spread over the trained tokens; a batch without any gives the figures of an on-policy one."""
+    masks = {f"masked_frac/{name}": 0.0 for name in mask_names}
     ratios = tokens.ratios
     n = ratios.numel()
     if n == 0:
-        return dict(_ON_POLICY)
+        return _ON_POLICY | masks
+    masks = {name: mean_of(tokens.masked[:, column]) for column, name in enumerate(masks)}
     return {
         "ess": effective_sample_frac(ratios),
-        "ratio_mean": _mean(ratios),
+        "ratio_mean": mean_of(ratios),
         "ratio_max": float(ratios.max()),
-        "clipped_frac": _mean(ratios > eps_max),
-        "kl": _mean(k3_divergence(tokens.learner_logprobs, tokens.engine_logprobs)),
-        "entropy": _mean(tokens.entropies),
-        "lag_mean": _mean(tokens.lags),
+        "clipped_frac": mean_of(tokens.clipped),
+        "clipped_mass": clipped_mass(tokens),
+        "masked_frac": mean_of(tokens.masked.any(1)),
+        "kl": mean_of(k3_divergence(tokens.learner_logprobs, tokens.engine_logprobs)),
+        "entropy": mean_of(tokens.entropies),
+        "lag_mean": mean_of(tokens.lags),
         "lag_max": float(tokens.lags.max()),
+        **masks,
+        **bucket_metrics(tokens),
     }
 
 
@@ -92,10 +87,6 @@ def lost_engines(tokens: TrainedTokens, engine_ids: Sequence[str]) -> str:
     lost = []
     for index, engine_id in enumerate(engine_ids):
         own = agreement[tokens.engine_index == index]
-        if own.numel() >= MIN_OVERLAP_TOKENS and (overlap := _mean(own)) < MIN_OVERLAP:
+        if own.numel() >= MIN_OVERLAP_TOKENS and (overlap := mean_of(own)) < MIN_OVERLAP:
             lost.append(f"{engine_id} ({overlap:.3f} over {own.numel()} tokens)")
     return ", ".join(lost)
-
-
-def _mean(values: Tensor) -> float:
-    return float(values.to(torch.float64).mean())

@@ -15,6 +15,7 @@ from pipeline.coordinator.batcher import BatcherState
 from pipeline.coordinator.book import BookState
 from pipeline.errors import NguError
 from pipeline.manifest import sync, verify_manifest
+from pipeline.messages import Group
 
 NUM_KEPT = 2
 _FILE = "coordinator.msgpack"
@@ -31,6 +32,8 @@ class Snapshot(msgspec.Struct):
     task: dict[str, object]
     book: BookState
     batcher: BatcherState
+    pending: list[list[Group]]  # batches cut before a crash that the learner, which is older, has yet to train again
+    journal: int  # the segment of the journal that follows
 
 
 def partial_dir(run_dir: Path, step: int) -> Path:
@@ -79,6 +82,18 @@ def latest(run_dir: Path) -> Path | None:
             continue
         return path
     return None
+
+
+def remove_unfinished(run_dir: Path) -> None:
+    """Delete what a crash left half written; only while no process of the run lives."""
+    for partial in (run_dir / "checkpoints").glob(".step_*.partial"):
+        shutil.rmtree(partial)
+
+
+def oldest_step(run_dir: Path) -> int:
+    """The earliest step that the run could go back to; 0 if there is no checkpoint."""
+    complete = _complete(run_dir)
+    return int(complete[0].name.removeprefix("step_")) if complete else 0
 
 
 def _complete(run_dir: Path) -> list[Path]:

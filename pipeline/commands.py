@@ -16,7 +16,10 @@ from pipeline.config import Config, load_config
 from pipeline.errors import ConfigError, NguError
 from pipeline.model_path import model_for_task, resolve_model_path
 from pipeline.progress import Progress, duration, number, of
-from pipeline.tasks.registry import JsonlConfig, make_task
+from pipeline.tasks.base import TaskSource
+from pipeline.tasks.jsonl import FileTask
+from pipeline.tasks.registry import FileConfig, make_task
+from pipeline.verifiers.preflight import resolve_verifier
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 120.0
@@ -118,24 +121,36 @@ def _new_run(arguments: tuple[str, ...], run_dir: Path | None, seed: int | None)
     overrides = [a for a in arguments if a not in files]
     if seed is not None:
         overrides.append(f"seed={seed}")
-    config = _resolve_task(load_config(files[0] if files else None, overrides))
-    return rundir.create(run_dir, _resolve_model(config))
+    config, task = _resolve_task(load_config(files[0] if files else None, overrides))
+    path = rundir.create(run_dir, _resolve_model(resolve_verifier(config)))
+    list_set_aside(task, path)
+    return path
 
 
 # The roles work in the run directory, so relative paths are fixed to where the command was given.
 
 
-def _resolve_task(config: Config) -> Config:
+def _resolve_task(config: Config) -> tuple[Config, TaskSource]:
     task = config.task
-    if isinstance(task, JsonlConfig):
+    if isinstance(task, FileConfig):
         eval_path = str(Path(task.eval_path).absolute()) if task.eval_path else ""
         task = msgspec.structs.replace(task, path=str(Path(task.path).absolute()), eval_path=eval_path)
-    make_task(task, config.seed)  # a missing or malformed data set is an error now, not a failed run later
-    return msgspec.structs.replace(config, task=task)
+    source = make_task(task, config.seed)  # a missing or malformed data set is an error now, not a failed run later
+    return msgspec.structs.replace(config, task=task), source
+
+
+def list_set_aside(task: TaskSource, run_dir: Path) -> None:
+    """Write the problems that no answer could solve to `set_aside.jsonl`, and say so; nothing when there is none."""
+    if not (isinstance(task, FileTask) and task.set_aside):
+        return
+    rows = (msgspec.json.encode(problem._asdict()) + b"\n" for problem in task.set_aside)
+    (run_dir / "set_aside.jsonl").write_bytes(b"".join(rows))
+    num = len(task.set_aside)
+    print(f"{num} problem{'s' * (num > 1)} set aside: {_shown(run_dir)}/set_aside.jsonl says why")
 
 
 def _resolve_model(config: Config) -> Config:
-    path = model_for_task(config.model.path, config.task.__struct_config__.tag)
+    path = model_for_task(config.model.path, str(config.task.__struct_config__.tag))
     found = resolve_model_path(path)
     if not path.startswith("builtin:"):
         path = str(found.absolute())
@@ -186,6 +201,8 @@ def _spawn_supervisor(run_dir: Path) -> int | None:
 
 def _headline(facts: dict[str, Any]) -> str:
     state, reason = facts.get("state", "starting"), facts.get("reason", "")
+    if state == "training" and facts.get("mode") in ("pause", "drain"):
+        state = "paused" if facts["mode"] == "pause" else "draining"
     if not facts["running"] and state not in rundir.END_STATES:
         return f"dead: its processes ended while it was {state}; `ngu resume` goes on from the last checkpoint"
     return f"{state}: {reason}" if reason else state

@@ -6,27 +6,20 @@ exist, is the data set empty) is checked by whoever owns that thing, with a Conf
 
 import difflib
 import math
+import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 import msgspec
 
 from pipeline.errors import ConfigError
+from pipeline.learner_config import LearnerConfig
+from pipeline.sections import Frac, NonNegativeInt, Positive, PositiveInt, Section
 from pipeline.tasks.registry import ShowYourWorkConfig, TaskConfig
 from samplers.never_give_up import NeverGiveUpConfig
 from samplers.registry import SamplerConfig
-
-PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
-NonNegativeInt = Annotated[int, msgspec.Meta(ge=0)]
-NonNegative = Annotated[float, msgspec.Meta(ge=0.0)]
-Positive = Annotated[float, msgspec.Meta(gt=0.0)]
-Frac = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
-
-
-class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of every config table."""
 
 
 class ModelConfig(Section, frozen=True):
@@ -68,53 +61,15 @@ ExtractRule = Literal["auto", "boxed", "hash", "answer"]
 
 class VerifierConfig(Section, frozen=True):
     r"""`extract` says where a completion's final answer stands: the last `\boxed{x}`, `#### x` or `Answer: x`; `auto`
-    takes the first of these that the text holds.
+    takes the first of these that the text holds. `reward` names a function of yours that judges instead of the task's
+    own scorer (`package.module:name` or `file.py:name`, see docs/REWARDS.md).
     """
 
     num_workers: PositiveInt = 1
     deadline_s: Positive = 5.0
     max_unknown_frac: Frac = 0.5
     extract: ExtractRule = "auto"
-
-
-class LossConfig(Section, frozen=True):
-    """CISPO: the gradient of each token's log-probability, weighted by its truncated importance ratio and advantage.
-
-    `eps_max` caps the ratio. `aggregation` sets the objective, because it decides how much a hard problem weighs:
-    `token` divides by the tokens of the batch, `sequence` averages rollouts, `prompt` averages groups.
-    """
-
-    kind: Literal["cispo"] = "cispo"
-    eps_max: Positive = 5.0
-    aggregation: Literal["token", "sequence", "prompt"] = "token"
-
-
-class AdvantageConfig(Section, frozen=True):
-    """`standardized` is (r - mean)/std over the whole chain, `centered` leaves out the std; `clip` bounds |A|.
-
-    With `anchor` positives keep their advantage and the others are rescaled so that the trained group sums to 0.
-    """
-
-    kind: Literal["centered", "standardized"] = "standardized"
-    anchor: bool = False
-    clip: Positive = 4.0
-
-
-class LearnerConfig(Section, frozen=True):
-    """`batch_by` says what `batch_size` counts: `attempts` launched (zero-variance groups are not replaced),
-    `completions` trained, or `groups` trained (both refill).
-    """
-
-    lr: NonNegative = 2e-4
-    betas: tuple[float, float] = (0.9, 0.99)
-    weight_decay: NonNegative = 0.0
-    warmup_steps: NonNegativeInt = 5
-    max_grad_norm: Positive = 1.0
-    batch_by: Literal["attempts", "completions", "groups"] = "attempts"
-    batch_size: PositiveInt = 384
-    micro_batch_tokens: PositiveInt = 2048
-    advantage: AdvantageConfig = msgspec.field(default_factory=AdvantageConfig)
-    loss: LossConfig = msgspec.field(default_factory=LossConfig)
+    reward: str = ""
 
 
 class StalenessConfig(Section, frozen=True):
@@ -137,10 +92,17 @@ class EvalConfig(Section, frozen=True):
 
 
 class DaemonConfig(Section, frozen=True):
-    """`checkpoint_every_steps = 0` keeps only the final checkpoint."""
+    """`checkpoint_every_steps = 0` keeps only the final checkpoint.
+
+    A process that says nothing for `hang_s` seconds is killed and started again; raise it where one micro-batch, one
+    checkpoint or loading the model takes longer. Attempts that ended more than `ledger_keep_steps` steps ago are kept
+    as sums by problem only.
+    """
 
     checkpoint_every_steps: NonNegativeInt = 10
     max_restarts: NonNegativeInt = 3
+    hang_s: Positive = 60.0
+    ledger_keep_steps: PositiveInt = 200
 
 
 class Config(Section, frozen=True):
@@ -168,7 +130,7 @@ class Config(Section, frozen=True):
 
 
 # A table that only changes fields of the default alternative need not repeat its name.
-_DEFAULT_KINDS = {"task": "show_your_work", "sampler": "never_give_up"}
+_DEFAULT_KINDS = {("task",): "show_your_work", ("sampler",): "never_give_up", ("learner", "loss"): "cispo"}
 
 
 def load_config(path: str | Path | None, overrides: Sequence[str] = (), schema: type[Config] = Config) -> Config:
@@ -192,14 +154,27 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = (), schema: 
 
 def parse_config(raw: dict[str, Any], where: str, schema: type[Config] = Config) -> Config:
     """Check a config given as plain tables; `where` names it in errors. Raises ConfigError."""
-    raw = dict(raw)
-    for section, default in _DEFAULT_KINDS.items():
-        if isinstance(table := raw.get(section), dict):
-            raw[section] = {"kind": default} | table
+    for path, default in _DEFAULT_KINDS.items():
+        raw = _with_kind(raw, path, default)
     try:
         return msgspec.convert(raw, schema, strict=True)
     except msgspec.ValidationError as e:
         raise ConfigError(f"{where}: {_explain(raw, str(e), schema)}") from None
+
+
+def _with_kind(table: dict[str, Any], path: tuple[str, ...], kind: str) -> dict[str, Any]:
+    """`table`, where the table at `path`, if it is there, names its kind."""
+    if not path:
+        return {"kind": kind} | table
+    inner = table.get(path[0])
+    return table | {path[0]: _with_kind(inner, path[1:], kind)} if isinstance(inner, dict) else table
+
+
+def override_config(config: Config, override: str) -> Config:
+    """`config` with one `section.key=value` override; raises ConfigError."""
+    raw = dump_config(config)
+    _apply_override(raw, override)
+    return parse_config(raw, "config", type(config))
 
 
 def dump_config(config: Config) -> dict[str, Any]:
@@ -245,9 +220,10 @@ def _explain(raw: dict[str, Any], message: str, schema: type[Config]) -> str:
 def _fields_at(raw: dict[str, Any], path: str, schema: type[Config]) -> list[str]:
     kind: Any = schema
     value: Any = raw
-    for name in filter(None, path.split(".")):
-        kind = get_type_hints(kind)[name]
-        value = value[name]
+    for name in re.findall(r"[^.\[\]]+", path):
+        kind, value = (
+            (get_args(kind)[0], value[int(name)]) if name.isdigit() else (get_type_hints(kind)[name], value[name])
+        )
         for option in get_args(kind):
             tag = getattr(getattr(option, "__struct_config__", None), "tag", None)
             if isinstance(value, dict) and tag == value.get("kind"):

@@ -20,6 +20,7 @@ import msgspec
 from pipeline import checkpoints, rundir
 from pipeline.config import Config
 from pipeline.errors import NguError
+from pipeline.guards import HangWatch
 from pipeline.role import PARENT_ENV
 
 POLL_S = 0.1
@@ -59,6 +60,7 @@ class Supervisor:
     def run(self, resume: bool) -> int:
         (self.run_dir / "logs").mkdir(exist_ok=True)
         while True:
+            checkpoints.remove_unfinished(self.run_dir)
             checkpoint = checkpoints.latest(self.run_dir) if resume else None
             self._start_all(checkpoint)
             try:
@@ -110,6 +112,7 @@ class Supervisor:
     def _watch(self) -> None:
         """Return when the coordinator has ended the run; raise RoleEnded when it cannot go on."""
         coordinator = self.roles[0]
+        watch = HangWatch(self.run_dir, self.config.daemon.hang_s)
         deadline: float | None = None
         while True:
             time.sleep(POLL_S)
@@ -119,8 +122,15 @@ class Supervisor:
                 coordinator.process.send_signal(signal.SIGTERM)
             if deadline is not None and time.monotonic() > deadline:
                 raise RoleEnded(f"the run did not stop within {STOP_GRACE_S:.0f} s", fatal=True, status=1)
+            hung = watch.hung()
             for role in self.roles:
                 assert role.process is not None
+                if role.process.pid in hung:
+                    print(
+                        f"supervisor: {role.name} {hung[role.process.pid]}: it is killed", file=sys.stderr, flush=True
+                    )
+                    role.process.kill()
+                    role.process.wait()
                 status = role.process.poll()
                 if status is None or (status == 0 and role is not coordinator):
                     continue

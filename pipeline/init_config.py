@@ -10,21 +10,27 @@ from msgspec import inspect as schema
 
 from pipeline.config import Config, dump_config
 from pipeline.errors import ConfigError
+from pipeline.recipes import RecipeName, load_recipe
 
 WIDTH = 100
 
 
-def init(file: Path = Path("run.toml"), /) -> None:
+def init(file: Path = Path("run.toml"), /, *, recipe: RecipeName | None = None) -> None:
     """Write a commented config file with every setting at its default.
 
     Parameters
     ----------
     file:
         Where to write it; an existing file is never overwritten.
+    recipe:
+        Set what a published method prescribes; the file's first lines say what of it is not available.
     """
+    about, config = load_recipe(recipe) if recipe else ("", Config())
+    heading = "".join(f"{line}\n" for paragraph in about.splitlines() for line in _comment(paragraph))
     try:
         with file.open("x") as out:
-            out.write(render_config(Config(), alternatives=True))
+            out.write(f"{heading}\n" if heading else "")
+            out.write(render_config(config, alternatives=True))
     except FileExistsError:
         raise ConfigError(f"{file} exists already; give another name or remove it") from None
     except OSError as e:

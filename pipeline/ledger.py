@@ -1,7 +1,8 @@
 """The durable record of every attempt, from its launch to its one end, in SQLite.
 
 Writes are gathered and committed once a turn of the coordinator's loop, before anything that depends on them is sent.
-`launched = ended + open` holds in every committed state.
+`launched = ended + open` holds in every committed state; launches are counted apart from the attempts themselves, so
+that a lost row shows.
 """
 
 import sqlite3
@@ -34,6 +35,21 @@ CREATE TABLE IF NOT EXISTS attempts (
     newest_version INTEGER,
     step INTEGER
 ) STRICT;
+CREATE TABLE IF NOT EXISTS pruned (
+    problem_id TEXT NOT NULL,
+    fate INTEGER NOT NULL,
+    level TEXT NOT NULL,
+    attempts INTEGER NOT NULL,
+    correct INTEGER NOT NULL,
+    reward REAL NOT NULL,
+    num_tokens INTEGER NOT NULL,
+    PRIMARY KEY (problem_id, fate)
+) STRICT, WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS books (launched INTEGER NOT NULL, last_attempt_id INTEGER NOT NULL) STRICT;
+INSERT INTO books SELECT count(*), coalesce(max(attempt_id), 0) FROM attempts WHERE NOT EXISTS (SELECT 1 FROM books);
+CREATE TRIGGER IF NOT EXISTS count_launch AFTER INSERT ON attempts BEGIN
+    UPDATE books SET launched = launched + 1, last_attempt_id = max(last_attempt_id, new.attempt_id);
+END;
 CREATE INDEX IF NOT EXISTS open_attempts ON attempts (attempt_id) WHERE fate = 0;
 CREATE TABLE IF NOT EXISTS fates (code INTEGER PRIMARY KEY, name TEXT NOT NULL) STRICT;
 """
@@ -52,12 +68,13 @@ class Ledger:
         self._judgements: list[tuple] = []
         self._ends: list[tuple] = []
         self.counts: Counter[str] = Counter()
-        self._count()
+        self.recount()
 
     def next_attempt_id(self) -> int:
-        return (self._db.execute("SELECT max(attempt_id) FROM attempts").fetchone()[0] or 0) + 1
+        return self._db.execute("SELECT last_attempt_id FROM books").fetchone()[0] + 1
 
     def launch(self, work: Iterable[Work]) -> None:
+        """Open attempts; one that a recovery launches again is opened again."""
         now = time.time_ns()
         for w in work:
             self._launches.append((w.attempt_id, w.chain_id, w.round, w.problem.problem_id, w.problem.level, now))
@@ -77,7 +94,10 @@ class Ledger:
         )
 
     def end(self, attempt_ids: Sequence[int], fate: Fate, step: int | None = None) -> None:
-        """Close attempts; one that is already closed keeps its first fate."""
+        """Close attempts; one that is already closed keeps its first fate.
+
+        `step` is the learner's policy version then: of a trained attempt, the step that trained it.
+        """
         now = time.time_ns()
         self._ends.extend((_CODE[fate], now, step, a) for a in attempt_ids)
         self.counts[fate] += len(attempt_ids)
@@ -87,7 +107,8 @@ class Ledger:
             return
         self._db.execute("BEGIN")
         self._db.executemany(
-            "INSERT INTO attempts (attempt_id, chain_id, round, problem_id, level, launched_ns) VALUES (?,?,?,?,?,?)",
+            "INSERT INTO attempts (attempt_id, chain_id, round, problem_id, level, launched_ns) VALUES (?,?,?,?,?,?)"
+            " ON CONFLICT DO UPDATE SET fate=0, ended_ns=NULL, step=NULL",
             self._launches,
         )
         self._db.executemany(
@@ -105,20 +126,38 @@ class Ledger:
         """Go back to the checkpoint at `step`, whose open attempts were `keep`; everything else open is cancelled.
 
         Optimizer steps after the checkpoint are lost with the learner that made them: what they trained is open again
-        if the checkpoint holds it, and cancelled if not.
+        if the checkpoint holds it, and cancelled if not. Repeating the journal then opens what was launched since.
         """
         self._db.execute("BEGIN")
         self._db.execute(
-            "UPDATE attempts SET fate=?, ended_ns=? WHERE fate=0 OR step > ?",
-            (_CODE["cancelled"], time.time_ns(), step),
+            "UPDATE attempts SET fate=?, ended_ns=?, step=? WHERE fate=0 OR (fate=? AND step > ?)",
+            (_CODE["cancelled"], time.time_ns(), step, _CODE["trained"], step),
         )
         self._db.executemany(
             "UPDATE attempts SET fate=0, ended_ns=NULL, step=NULL WHERE attempt_id=?", [(a,) for a in keep]
         )
         self._db.execute("COMMIT")
-        self._count()
+        self.recount()
 
-    def _count(self) -> None:
+    def prune(self, before_step: int) -> None:
+        """Fold attempts that ended before the learner reached `before_step` into sums by problem and fate.
+
+        Nothing that a checkpoint still in use holds open may have ended so early.
+        """
+        ended = "fate > 0 AND step < ?"
+        self._db.execute("BEGIN")
+        self._db.execute(
+            "INSERT INTO pruned SELECT problem_id, fate, min(level), count(*), sum(outcome IS 'correct'),"
+            f" total(reward), coalesce(sum(num_tokens), 0) FROM attempts WHERE {ended} GROUP BY problem_id, fate"
+            " ON CONFLICT DO UPDATE SET attempts = attempts + excluded.attempts, correct = correct + excluded.correct,"
+            " reward = reward + excluded.reward, num_tokens = num_tokens + excluded.num_tokens",
+            (before_step,),
+        )
+        self._db.execute(f"DELETE FROM attempts WHERE {ended}", (before_step,))
+        self._db.execute("COMMIT")
+
+    def recount(self) -> None:
+        """Set `counts` to what is stored."""
         self.counts.clear()
         for name, n in self.stored_counts().items():
             self.counts["launched"] += n
@@ -130,9 +169,12 @@ class Ledger:
         return self.counts["launched"] - sum(self.counts[f] for f in FATES)
 
     def stored_counts(self) -> dict[str, int]:
-        """Attempts by fate as committed on disk, with `open`."""
+        """Attempts by fate as committed on disk, with `open`; pruned ones count."""
         names = ("open", *FATES)
-        rows = self._db.execute("SELECT fate, count(*) FROM attempts GROUP BY fate").fetchall()
+        rows = self._db.execute(
+            "SELECT fate, sum(n) FROM (SELECT fate, count(*) AS n FROM attempts GROUP BY fate"
+            " UNION ALL SELECT fate, attempts FROM pruned) GROUP BY fate"
+        ).fetchall()
         return {names[code]: n for code, n in rows}
 
     def close(self) -> None:

@@ -246,7 +246,8 @@ class StepDone(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="step
     """One optimizer step finished (or, at start, none yet: `metrics` is empty and `policy_version` is the start).
 
     `checkpoint` names the directory, not yet complete, where the learner wrote its part; the coordinator adds its own
-    part and publishes it by rename. `warning` is one line when the learner refused to update on this batch.
+    part and publishes it by rename. `warning` is one line when the learner refused to update on this batch or distrusts
+    its logprobs.
     """
 
     policy_version: int
@@ -305,4 +306,16 @@ class Stop(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="stop"):
     checkpoint: str | None = None
 
 
-ToPeer = WorkItems | Cancel | NewWeights | VerifyJobs | Batch | Identify | Stop
+class Save(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="save"):
+    """The answer to a BatchRequest when a checkpoint is wanted now: the learner writes its part to that directory."""
+
+    checkpoint: str
+
+
+class SetLearningRate(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="set_lr"):
+    """From the next optimizer step on, `lr` replaces learner.lr."""
+
+    lr: float
+
+
+ToPeer = WorkItems | Cancel | NewWeights | VerifyJobs | Batch | Identify | Stop | Save | SetLearningRate

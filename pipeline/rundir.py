@@ -60,11 +60,16 @@ def create(run_dir: Path | None, config: Config) -> Path:
             _refuse_occupied(path)  # again: another process may have filled it before the lock was ours
             path.chmod(0o700)
             write_atomic(path / "run_id", secrets.token_hex(6).encode())
-            write_atomic(path / "config.toml", render_config(config).encode())
-            write_atomic(path / "config.json", msgspec.json.format(msgspec.json.encode(dump_config(config))))
+            write_config(path, config)
     except OSError as e:
         raise ConfigError(f"{path}: cannot create the run directory: {e.strerror}; choose another --run-dir") from None
     return path
+
+
+def write_config(run_dir: Path, config: Config) -> None:
+    """`config.json` last: a directory without it is not a run."""
+    write_atomic(run_dir / "config.toml", render_config(config).encode())
+    write_atomic(run_dir / "config.json", msgspec.json.format(msgspec.json.encode(dump_config(config))))
 
 
 def find(run_dir: str | Path) -> Path:

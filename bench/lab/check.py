@@ -1,8 +1,7 @@
 """`ngu lab simulate --check`: the sampler and the advantages of real runs against closed forms.
 
 Every figure comes from `NeverGiveUpSampler` and `learner.advantages.chain_advantages` themselves. An estimator that the
-learner does not offer is built from theirs: leave-one-out is N/(N-1) times centered, a baseline over the kept rollouts
-is a chain of nothing else.
+learner does not offer is built from its own: a baseline over the kept rollouts is a chain of nothing else.
 """
 
 from collections import Counter
@@ -15,7 +14,8 @@ import numpy as np
 
 from bench.lab import closed_forms
 from bench.lab.population import Array
-from learner.advantages import chain_advantages
+from learner.advantages import Chain, chain_advantages
+from pipeline.learner_config import AdvantageConfig, AdvantageKind, Rescale
 from samplers.base import Outcome, Problem
 from samplers.never_give_up import NeverGiveUpConfig, NeverGiveUpHistoryConfig, NeverGiveUpSampler
 
@@ -112,61 +112,71 @@ def closed_chains(config: NeverGiveUpConfig, p: float, num_chains: int) -> list[
 # --- estimators: the weights of a trained chain's rollouts, and which they are ---
 
 
-def _whole(chain: Closed, kind: str, divide: bool = False) -> tuple[Array, tuple[int, ...]]:
+def _whole(chain: Closed, kind: AdvantageKind, divide: bool = False) -> tuple[Array, tuple[int, ...]]:
     keep = tuple(range(len(chain.rewards)))
-    return _advantages(chain.rewards, keep, kind, False) / (len(keep) if divide else 1), keep
+    return _advantages(chain.rewards, keep, kind) / (len(keep) if divide else 1), keep
 
 
-def _kept(chain: Closed, anchor: bool) -> tuple[Array, tuple[int, ...]]:
-    return _advantages(chain.rewards, chain.keep, "centered", anchor), chain.keep
+def _kept(chain: Closed, rescale: Rescale) -> tuple[Array, tuple[int, ...]]:
+    return _advantages(chain.rewards, chain.keep, "centered", rescale), chain.keep
 
 
 def _own_baseline(chain: Closed) -> tuple[Array, tuple[int, ...]]:
     rewards = tuple(chain.rewards[i] for i in chain.keep)
-    return _advantages(rewards, tuple(range(len(rewards))), "centered", False), chain.keep
-
-
-def _leave_one_out(chain: Closed, divide: bool = False) -> tuple[Array, tuple[int, ...]]:
-    weights, keep = _whole(chain, "centered", divide)
-    return weights * (len(keep) / max(len(keep) - 1, 1)), keep
+    return _advantages(rewards, tuple(range(len(rewards))), "centered"), chain.keep
 
 
 def _predictable(chain: Closed) -> tuple[Array, tuple[int, ...]]:
     """Whether a round is drawn depends on those before it only, so its own leave-one-out baseline, which counts them
     too, is fair; the failures before it were all that their round knew, and stand at their baseline.
     """
-    weights, keep = _leave_one_out(chain)
+    weights, keep = _whole(chain, "leave_one_out")
     return weights[-ROUND_SIZE:], keep[-ROUND_SIZE:]
 
 
 def _leave_one_out_or_all(chain: Closed) -> tuple[Array, tuple[int, ...]]:
     """A lone success has nobody to be compared with; here it keeps its reward."""
-    return (np.ones(1), (0,)) if len(chain.rewards) == 1 else _leave_one_out(chain)
+    return (np.ones(1), (0,)) if len(chain.rewards) == 1 else _whole(chain, "leave_one_out")
+
+
+def _power(chain: Closed, alpha: float, round_size: int) -> tuple[Array, tuple[int, ...]]:
+    num = len(chain.rewards)
+    drawn = Chain(np.array(chain.rewards), np.arange(num), (round_size,) * (num // round_size))
+    return chain_advantages(drawn, AdvantageConfig(kind="power", alpha=alpha)), tuple(range(num))
 
 
 ROUNDS: dict[str, Estimator] = {
     "predictable": _predictable,
     "centered": partial(_whole, kind="centered"),
-    "anchored, kept": partial(_kept, anchor=True),
-    "not rescaled, kept": partial(_kept, anchor=False),
+    "anchored, kept": partial(_kept, rescale="anchor"),
+    "not rescaled, kept": partial(_kept, rescale="none"),
     "own baseline, kept": _own_baseline,
     "standardized / N": partial(_whole, kind="standardized", divide=True),
     "centered / N": partial(_whole, kind="centered", divide=True),
+    "power 1": partial(_power, alpha=1.0, round_size=ROUND_SIZE),
+    "power 1/2": partial(_power, alpha=0.5, round_size=ROUND_SIZE),
 }
 SINGLES: dict[str, Estimator] = {
-    "leave-one-out, N = 1 dropped": _leave_one_out,
+    "leave-one-out, N = 1 dropped": partial(_whole, kind="leave_one_out"),
     "leave-one-out, N = 1 kept": _leave_one_out_or_all,
-    "leave-one-out / N": partial(_leave_one_out, divide=True),
+    "leave-one-out / N": partial(_whole, kind="leave_one_out", divide=True),
     "centered": partial(_whole, kind="centered"),
     "centered / N": partial(_whole, kind="centered", divide=True),
     "standardized / N": partial(_whole, kind="standardized", divide=True),
+    "max_rl / N": partial(_whole, kind="max_rl", divide=True),
+    "power 1": partial(_power, alpha=1.0, round_size=1),
+    "power 1/2": partial(_power, alpha=0.5, round_size=1),
 }
+# Their baseline is fair only if chains that were given up are trained too.
+TRAIN_ALL = frozenset({"power 1", "power 1/2"})
 
 
-def _advantages(rewards: tuple[float, ...], keep: tuple[int, ...], kind: str, anchor: bool) -> Array:
-    """The learner's function, unclipped: closed forms know no clip."""
-    assert kind in ("centered", "standardized")
-    return chain_advantages(np.array(rewards), np.array(keep), kind=kind, anchor=anchor, clip=np.inf)
+def _advantages(
+    rewards: tuple[float, ...], keep: tuple[int, ...], kind: AdvantageKind, rescale: Rescale = "none"
+) -> Array:
+    """The learner's own, before its clip: closed forms know no clip."""
+    chain = Chain(np.array(rewards), np.array(keep), (len(rewards),))
+    return chain_advantages(chain, AdvantageConfig(kind=kind, rescale=rescale))
 
 
 # --- rows ---
@@ -186,12 +196,14 @@ def _weights(
     alike = Counter(chains)
     counts = np.array(list(alike.values()), dtype=float)
     for name, estimator in estimators.items():
-        yield _row(what, f"w(p), {name}", np.array([_weight(estimator, c, p) for c in alike]), expected[name], counts)
+        yield _row(
+            what, f"w(p), {name}", np.array([_weight(name, estimator, c, p) for c in alike]), expected[name], counts
+        )
 
 
-def _weight(estimator: Estimator, chain: Closed, p: float) -> float:
-    """sum_i A_i (r_i/p - (1-r_i)/q) of one chain; a chain that was given up is not trained."""
-    if not chain.accepted:
+def _weight(name: str, estimator: Estimator, chain: Closed, p: float) -> float:
+    """sum_i A_i (r_i/p - (1-r_i)/q) of one chain."""
+    if not (chain.accepted or name in TRAIN_ALL):
         return 0.0
     advantages, indices = estimator(chain)
     rewards = np.array([chain.rewards[i] for i in indices])
@@ -200,16 +212,16 @@ def _weight(estimator: Estimator, chain: Closed, p: float) -> float:
 
 def _row(what: str, name: str, values: Array, expected: float, counts: Array) -> Row:
     """`values` [V], each of which came `counts` [V] times."""
-    num, mean = counts.sum(), float(np.average(values, weights=counts))
+    num, mean = float(counts.sum()), float(np.average(values, weights=counts))
     variance = float((counts * (values - mean) ** 2).sum()) / (num - 1)
     return Row(what, name, mean, (variance / num) ** 0.5, expected)
 
 
 def _examples() -> Iterator[Row]:
     """By hand: 4 stale failures, 3 fresh ones and a success; then the last three of five attempts, sum 1."""
-    anchored, plain = (_advantages((0.0,) * 7 + (1.0,), (4, 5, 6, 7), "centered", a) for a in (True, False))
+    anchored, plain = (_advantages((0.0,) * 7 + (1.0,), (4, 5, 6, 7), "centered", a) for a in ("anchor", "none"))
     yield Row("7 failures, 1 success, 4 kept", "factor on the failures", float(anchored[0] / plain[0]), 0.0, 7 / 3)
-    found = _advantages((0.0,) * 4 + (1.0,), (2, 3, 4), "centered", True)
+    found = _advantages((0.0,) * 4 + (1.0,), (2, 3, 4), "centered", "anchor")
     for name, value, expected in zip(("1st", "2nd", "3rd"), found.tolist(), (-0.4, -0.4, 0.8), strict=True):
         yield Row("5 attempts, 1 success, 3 kept", f"advantage of the {name}", value, 0.0, expected)
 

@@ -10,8 +10,7 @@ machine precision.
 import math
 
 import numpy as np
-from scipy.special import spence
-from scipy.stats import binom
+from scipy.special import gammaln, spence
 
 SERIES_TAIL = 1e-13
 
@@ -27,13 +26,14 @@ def round_weights(p: float, round_size: int, p_ngu: float, keep_rounds: int) -> 
 
     With the accepting round t holding k successes, P(t, k) = (p_ngu q^K)^(t-1) Binomial(k; K, p), N = K t attempts and
     K min(t, keep_rounds) of them kept. "predictable" is the leave-one-out advantage over the round and all earlier
-    failures, which by Wald's identity has w = E[N].
+    failures, which by Wald's identity has w = E[N]; "power" weighs draw i by a(i), so w = E[sum of a(i) over draws].
     """
     q, wrong = 1 - p, (1 - p) ** round_size
     num_rounds = math.ceil(math.log(SERIES_TAIL) / math.log(p_ngu * wrong)) if p_ngu * wrong > SERIES_TAIL else 1
     t = np.arange(1, num_rounds + 1)[:, None]
     k = np.arange(1, round_size + 1)[None, :]
-    chance = (p_ngu * wrong) ** (t - 1) * binom.pmf(k, round_size, p)
+    binomial = np.array([math.comb(round_size, i) for i in range(1, round_size + 1)]) * p**k * q ** (round_size - k)
+    chance = (p_ngu * wrong) ** (t - 1) * binomial
     n, kept = round_size * t, round_size * np.minimum(t, keep_rounds)
     weights = {
         "centered": k * (n - k) / n / (p * q),
@@ -44,7 +44,10 @@ def round_weights(p: float, round_size: int, p_ngu: float, keep_rounds: int) -> 
         "centered / N": k * (n - k) / n**2 / (p * q),
     }
     means = {name: float((chance * w).sum()) for name, w in weights.items()}
-    return {"predictable": rounds(p, round_size, p_ngu)["E[N]"]} | means
+    reached = np.repeat((p_ngu * wrong) ** np.arange(num_rounds), round_size)
+    half = float(reached @ power_coefficients(0.5, len(reached)))
+    expected = rounds(p, round_size, p_ngu)["E[N]"]
+    return {"predictable": expected, "power 1": expected, "power 1/2": half} | means
 
 
 def single_weights(p: float) -> dict[str, float]:
@@ -61,7 +64,16 @@ def single_weights(p: float) -> dict[str, float]:
         "centered": (1 - mean_inverse) / (p * q),
         "centered / N": (mean_inverse - mean_inverse_square) / (p * q),
         "standardized / N": mean_spread / (p * q),
+        "max_rl / N": (1 - mean_inverse) / (p * q),
+        "power 1": 1 / p,
+        "power 1/2": p**-0.5,
     }
+
+
+def power_coefficients(alpha: float, num: int) -> np.ndarray:
+    """a(i) = Gamma(i-1+alpha) / (Gamma(alpha) Gamma(i)) for i = 1..num: the series of (1-q)^-alpha in powers of q."""
+    i = np.arange(1, num + 1)
+    return np.exp(gammaln(i - 1 + alpha) - gammaln(alpha) - gammaln(i))
 
 
 def doubling(p: float, round_size: int, max_attempts: int) -> dict[str, float]:

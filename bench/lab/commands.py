@@ -145,7 +145,7 @@ def replay_(run: Path, /, *settings: Arguments, sampler: str, json: Json = None)
 def speed(*arguments: Arguments, json: Json = None) -> int:
     """Measure a sampler's decisions a second with 1,000, 10,000 and 100,000 problems."""
     found = list(measure_speed(_one_config(arguments).sampler))
-    table = new_table("", "problems", ["decisions a second"])
+    table = new_table("problems", ["decisions a second"])
     for row in found:
         table.add_row(f"{row.num_problems:,}", f"{row.decisions_per_s:,.0f}")
     _console().print(table)
@@ -231,7 +231,7 @@ def _check(arguments: Sequence[str], json: Path | None) -> int:
 def _print_sweep(found: list[tuple[dict[str, Any], list[Report]]]) -> None:
     names = list(found[0][0])
     columns = ["seeds", "hard pass@1 over the run", "at the end", "pass@1 over the run", "hard solved"]
-    table = new_table("", names[0], [*names[1:], *columns])
+    table = new_table(names[0], [*names[1:], *columns])
     for settings, reports in found[:MAX_SWEEP_ROWS]:
         hard = [r.hard_pass_rate_area for r in reports if r.hard_pass_rate_area is not None]
         end = [r.end.hard_pass_rate for r in reports if r.end.hard_pass_rate is not None]
@@ -250,8 +250,8 @@ def _print_sweep(found: list[tuple[dict[str, Any], list[Report]]]) -> None:
 
 def _print_replay(found: Replay, other: str) -> None:
     """For each level three numbers: as recorded, the lab's replay of the same sampler, the other sampler."""
-    columns = [f"{what}: {who}" for what in ("launched", "trained", "solved") for who in ("run", "lab", other)]
-    table = new_table("", "level", columns)
+    columns = [f"{what}\n{who}" for what in ("launched", "trained", "solved") for who in ("run", "lab", other)]
+    table = new_table("level", columns)
     for level, recorded in found.recorded.items():
         three = recorded, found.same[level], found.other[level]
         table.add_row(

@@ -137,8 +137,8 @@ class LearningConfig(Table, frozen=True):
     """
 
     own: NonNegative = 0.0
-    level: NonNegative = 0.5
-    shared: NonNegative = 0.02
+    level: NonNegative = 0.3
+    shared: NonNegative = 0.025
 
 
 class LabTable(Table, frozen=True):
@@ -158,7 +158,7 @@ class LabTable(Table, frozen=True):
 
 class LabConfig(Config, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A run in the lab. The lab reads `seed`, `max_steps`, `max_rollouts`, [sampler], [sampling] max_new_tokens,
-    [engines] count and slots, [learner] batches, advantages and aggregation, [staleness] and [lab].
+    [engines] count and slots, [learner] batches, advantages, aggregation and the cap of ratios, [staleness] and [lab].
     """
 
     lab: LabTable = msgspec.field(default_factory=LabTable)

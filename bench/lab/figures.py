@@ -13,6 +13,7 @@ from bench.scaling.figures import COLOURS, style
 from pipeline.errors import ConfigError
 from pipeline.plots import GREY, INK
 
+PALETTE = (*COLOURS, "#2a2d31", "#9fb8d6")
 FATES = (("trained", INK[0]), ("all right", INK[2]), ("all wrong", INK[1]), ("other", GREY))
 
 
@@ -98,6 +99,8 @@ def _weights(axes: Axes, merged: dict[str, list[Bin]]) -> None:
     style(axes, "Gradient weight w(p) of a visit", "pass rate p", "w(p)")
     for colour, bins in zip(_colours(merged), merged.values(), strict=True):
         taught = [b for b in bins if b.weight > 0]
+        if not taught:
+            continue
         x, y = [b.pass_rate for b in taught], [b.weight for b in taught]
         # On a logarithmic axis an interval that reaches 0 has no lower end to draw.
         error = [[min(b.weight_se, 0.9 * b.weight) for b in taught], [b.weight_se for b in taught]]
@@ -109,16 +112,18 @@ def _signal(axes: Axes, merged: dict[str, list[Bin]]) -> None:
     style(axes, "Signal to noise of a rollout", "pass rate p", "SNR")
     for colour, bins in zip(_colours(merged), merged.values(), strict=True):
         taught = [b for b in bins if b.signal_to_noise > 0]
+        if not taught:
+            continue
         x, y = [b.pass_rate for b in taught], [b.signal_to_noise for b in taught]
         axes.plot(x, y, color=colour, marker="o", markersize=3, linewidth=1.2)
     _log_log(axes)
 
 
 def _log_log(axes: Axes) -> None:
-    if axes.lines or axes.containers:
+    if axes.lines:  # without a point a logarithmic axis cannot be drawn
         axes.set_xscale("log")
         axes.set_yscale("log")
 
 
 def _colours(named: dict[str, list[Report]] | dict[str, list[Bin]]) -> list[str]:
-    return [COLOURS[i % len(COLOURS)] for i in range(len(named))]
+    return [PALETTE[i % len(PALETTE)] for i in range(len(named))]

@@ -6,13 +6,12 @@ score of a rollout along its logit is r - p: E[sum A_i s_i] = w(p) p (1 - p) wit
 stopping rules and advantages see rewards only.
 """
 
-from typing import Literal
-
 import numpy as np
 from numpy.typing import NDArray
 
 from bench.lab.config import LearningConfig
 from bench.lab.population import Array, Population
+from pipeline.learner_config import Aggregation
 
 Ints = NDArray[np.int64]
 
@@ -68,16 +67,15 @@ def gradient(rates: Array, group: Ints, rungs: Ints, weights: Array) -> Array:
     return out - totals[:, None] * rates
 
 
-def rollout_weights(
-    num_tokens: Ints, group: Ints, num_groups: int, aggregation: Literal["token", "sequence", "prompt"]
-) -> Array:
+def rollout_weights(num_tokens: Ints, group: Ints, num_groups: int, aggregation: Aggregation) -> Array:
     """[K] What the loss aggregation multiplies a whole rollout's score by, 1 on average for equal groups.
 
-    `learner.losses.rollout_normalizers` times the batch's tokens: the score of a rollout is the sum of its tokens', so
-    "token" leaves it as it is, "sequence" divides by its length and "prompt" by the tokens of its group.
+    The normaliser of each of its tokens (`learner.losses`) over that of the batch, as the score of a rollout is the sum
+    of its tokens': "token" and "launched" leave it as it is, "sequence" divides by its length, "prompt" by the tokens
+    of its group.
     """
     tokens = np.maximum(num_tokens, 1).astype(np.float64)
-    if aggregation == "token":
+    if aggregation in ("token", "launched"):
         return np.ones(len(tokens))
     if aggregation == "sequence":
         return tokens.sum() / (len(tokens) * tokens)

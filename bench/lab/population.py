@@ -18,7 +18,7 @@ from bench.lab.config import (
     LogUniformConfig,
     TwoPointConfig,
 )
-from bench.lab.recorded import read_ledger
+from bench.lab.recorded import Record, read_ledger
 from bench.scaling.tables import number, read_table, require_columns
 from pipeline.errors import ConfigError
 from samplers.base import Problem
@@ -140,12 +140,7 @@ def _from_file(path: Path, lengths: LengthsConfig) -> Population:
 
 def _from_ledger(config: LedgerConfig, lengths: LengthsConfig) -> Population:
     records = read_ledger(Path(config.run))
-    first: dict[str, tuple[int, int]] = {}
-    for r in records:
-        correct, judged = first.get(r.level, (0, 0))
-        first[r.level] = correct + r.first_correct, judged + r.first_judged
-    # Laplace's rule keeps the prior of a level that was never solved above 0.
-    priors = {level: (1 + correct) / (2 + judged) for level, (correct, judged) in first.items()}
+    priors = _level_rates(records)
     strength = config.prior_strength
     rates = np.array([(strength * priors[r.level] + r.correct) / (strength + r.judged) for r in records])
     medians = _median_of_mean(np.array([r.mean_tokens for r in records]), lengths)
@@ -153,6 +148,16 @@ def _from_ledger(config: LedgerConfig, lengths: LengthsConfig) -> Population:
 
 
 # --- parts ---
+
+
+def _level_rates(records: list[Record]) -> dict[str, float]:
+    """First-round rates by level, from all rounds where no first one is left; Laplace's rule keeps them above 0."""
+    counts: dict[str, np.ndarray] = {}
+    for r in records:
+        found = np.array([r.first_correct, r.first_judged, r.correct, r.judged])
+        counts[r.level] = counts.get(r.level, np.zeros(4)) + found
+    first = {level: c[:2] if c[1] else c[2:] for level, c in counts.items()}
+    return {level: float((1 + correct) / (2 + judged)) for level, (correct, judged) in first.items()}
 
 
 def _log_uniform(config: LogUniformConfig | LadderConfig, rng: np.random.Generator) -> Array:

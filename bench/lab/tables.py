@@ -45,7 +45,7 @@ BY_DIFFICULTY: tuple[tuple[str, str, Callable[[Bin, int], float], str], ...] = (
 
 
 def print_reports(console: Console, reports: Reports) -> None:
-    table = new_table("", "", reports)
+    table = new_table("", reports)
     for words, figure, form in METRICS:
         table.add_row(words, *(_mean_and_spread([figure(r) for r in found], form) for found in reports.values()))
     console.print(table)
@@ -54,7 +54,7 @@ def print_reports(console: Console, reports: Reports) -> None:
         {b.difficulty for bins in merged.values() for b in bins}, key=lambda d: float(d.split("-")[0])
     )
     for title, first, figure, form in BY_DIFFICULTY:
-        table = new_table(title, first, reports)
+        table = new_table(first, reports)
         for difficulty in difficulties:
             cells = []
             for bins in merged.values():
@@ -62,7 +62,8 @@ def print_reports(console: Console, reports: Reports) -> None:
                 found = [figure(b, total) for b in bins if b.difficulty == difficulty]
                 cells.append(format(found[0], form) if found else "-")
             table.add_row(difficulty, *cells)
-        console.print("", table)
+        console.print(f"\n{title}")
+        console.print(table)
 
 
 def merge_bins(reports: Sequence[Report]) -> list[Bin]:
@@ -89,8 +90,8 @@ def _merge(bins: list[Bin]) -> Bin:
     )
 
 
-def new_table(title: str, first: str, others: Iterable[str]) -> Table:
-    table = Table(title=title or None, title_justify="left", title_style="bold", box=None, header_style="dim")
+def new_table(first: str, others: Iterable[str]) -> Table:
+    table = Table(box=None, header_style="dim")
     table.add_column(first, no_wrap=True)
     for name in others:
         table.add_column(name, justify="right")

@@ -19,10 +19,12 @@ import numpy as np
 from bench.lab.chain import Chain
 from bench.lab.config import LabConfig
 from bench.lab.policy import Policy, gradient, rollout_weights
-from bench.lab.population import Array, Population
+from bench.lab.population import Population
 from bench.lab.tally import Report, Tally
-from learner.advantages import chain_advantages
+from learner.advantages import Chain as RewardChain
+from learner.advantages import batch_advantages
 from pipeline.coordinator.batcher import Batcher
+from pipeline.learner_config import CispoConfig
 from pipeline.messages import Group, Rollout, VersionSpan
 from pipeline.staleness import admit, room
 from pipeline.tasks.shuffle import ShuffledPasses
@@ -83,6 +85,8 @@ class World:
         self._median_tokens = population.median_tokens.tolist()
         self._rewards = population.rewards.tolist()
         self._top = len(self._rewards) - 1
+        loss = config.learner.loss
+        self._ratio_cap = loss.eps_max if isinstance(loss, CispoConfig) else config.learner.corrections.cap
         self._batcher = Batcher(config.learner.batch_by, config.learner.batch_size)
         self._tally = Tally(config, population)
         self._chains: dict[int, Chain] = {}
@@ -94,6 +98,7 @@ class World:
         self._num_busy = 0
         self._attempts_in_flight = 0
         self._rounds_in_flight = 0
+        self._num_judged = 0  # since the last batch
         self._learner_busy = False
         self._version = 0
         self._now = 0.0
@@ -181,6 +186,7 @@ class World:
         rungs, behaviour, versions, tokens, cut = zip(*(p for p in opened.places if p is not None), strict=True)
         self._attempts_in_flight -= launch.num_rollouts
         self._rounds_in_flight -= 1
+        self._num_judged += launch.num_rollouts
         chain.rungs.extend(rungs)
         chain.behaviour.extend(behaviour)
         chain.versions.extend(versions)
@@ -218,7 +224,11 @@ class World:
                 self._learner_busy = True
                 timing = self._config.lab.timing
                 tokens = sum(self._closed[g.chain_id].tokens[i] for g in groups for i in g.draw_indices)
-                self._after(timing.step_s + tokens / timing.learner_tokens_per_s, partial(self._finish_step, groups))
+                self._after(
+                    timing.step_s + tokens / timing.learner_tokens_per_s,
+                    partial(self._finish_step, groups, self._num_judged),
+                )
+                self._num_judged = 0
             else:
                 self._batcher.consumed()
 
@@ -229,33 +239,35 @@ class World:
         self._tally.stale(self._closed.pop(group.chain_id))
         return False
 
-    def _finish_step(self, groups: list[Group]) -> None:
+    def _finish_step(self, groups: list[Group], num_attempts: int) -> None:
+        loss = self._config.learner.loss
         chains = [self._closed.pop(g.chain_id) for g in groups]
-        advantages = [self._advantages(g) for g in groups]
+        advantages = batch_advantages([self._credit(g) for g in groups], self._config.learner.advantage)
         sizes = [len(chain.keep) for chain in chains]
         group = np.repeat(np.arange(len(chains)), sizes)
         tokens = np.array([chain.tokens[i] for chain in chains for i in chain.keep])
-        weights = rollout_weights(tokens, group, len(chains), self._config.learner.loss.aggregation)
+        weights = rollout_weights(tokens, group, len(chains), loss.aggregation)
         for chain, a, u in zip(chains, advantages, np.split(weights, np.cumsum(sizes)[:-1]), strict=True):
             self._tally.train(chain, a * u, self._version, self._top)
         problems = np.array([chain.index for chain in chains])
         rates = self.policy.rates(problems)
         rungs = np.array([chain.rungs[i] for chain in chains for i in chain.keep])
         behaviour = np.array([chain.behaviour[i] for chain in chains for i in chain.keep])
-        ratios = np.minimum(rates[group, rungs] / behaviour, self._config.learner.loss.eps_max)
-        self.policy.step(gradient(rates, group, rungs, weights * ratios * np.concatenate(advantages)), problems)
+        ratios = np.minimum(rates[group, rungs] / behaviour, self._ratio_cap)
+        total = num_attempts if loss.aggregation == "launched" else tokens.sum()
+        weights *= ratios * np.concatenate(advantages) / total
+        self.policy.step(gradient(rates, group, rungs, weights), problems)
         self._known_rates.clear()
         self._version += 1
         self._learner_busy = False
         self._batcher.consumed()
         self._tally.evaluate(self.policy, self._version, self._now)
 
-    def _advantages(self, group: Group) -> Array:
-        rewards, config = np.array(group.chain_rewards), self._config.learner.advantage
+    def _credit(self, group: Group) -> RewardChain:
+        rewards = np.array(group.chain_rewards)
         if self._config.lab.credit == "best":
             rewards = (rewards >= rewards.max()).astype(np.float64)
-        draws = np.array(group.draw_indices)
-        return chain_advantages(rewards, draws, kind=config.kind, anchor=config.anchor, clip=config.clip)
+        return RewardChain(rewards, np.array(group.draw_indices), group.round_sizes)
 
     def _after(self, delay_s: float, happen: Callable[[], None]) -> None:
         self._num_events += 1

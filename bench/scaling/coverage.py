@@ -1,53 +1,24 @@
-"""Coverage: unbiased pass@k, best@k and worst@k, and how two models' curves compare. Pure functions on counts.
+"""Coverage: how the pass@k curves of two models compare. Pure functions on counts.
 
-A model is `num_correct` [P] of `num_rollouts` [P] rollouts for each of P problems. Problems are the unit of the
-bootstrap: resampling them carries the noise of their rollouts along. (Resampling rollouts too would count that noise
-twice, and biases pass@k near k = n, because a resample repeats rollouts.) Where the statement is about these very
-problems and not about the kind of problem, `fixed_problems` resamples rollouts alone.
+A model is `num_correct` [P] of `num_rollouts` [P] rollouts for each of P problems, and problems are the unit of the
+bootstrap. Where the statement is about these very problems and not about the kind of problem, `fixed_problems`
+resamples rollouts alone.
 """
 
 import msgspec
 import numpy as np
-from numpy.typing import NDArray
-from scipy.special import gammaln
 
 from bench.scaling.law import Array
 from bench.scaling.resampling import interval
-from bench.scaling.scalerl import Estimate
-
-Ints = NDArray[np.int64]
-
-
-def pass_at_k(num_rollouts: Ints, num_correct: Ints, k: int) -> Array:
-    """Unbiased pass@k of each problem, 1 - C(n - c, k) / C(n, k) (Chen et al., arXiv 2107.03374); needs k <= n."""
-    n, c = np.asarray(num_rollouts), np.asarray(num_correct)
-    if not (1 <= k <= n.min()):
-        raise ValueError(f"pass@{k} needs at least {k} rollouts of every problem, the fewest are {n.min()}")
-    wrong = n - c
-    with np.errstate(invalid="ignore"):
-        none_right = np.exp(_ln_choose(np.maximum(wrong, k), k) - _ln_choose(n, k))
-    return np.where(wrong < k, 1.0, np.where(c == 0, 0.0, 1.0 - none_right))
-
-
-def best_at_k(rewards: Array, k: int) -> Array:
-    """Unbiased mean of the best of k of the n rewards [P, n] of each problem: sum_i r_(i) C(i - 1, k - 1) / C(n, k)."""
-    n = rewards.shape[1]
-    if not 1 <= k <= n:
-        raise ValueError(f"best@{k} needs at least {k} rollouts of every problem, there are {n}")
-    rank = np.arange(k, n + 1)
-    weights = np.exp(_ln_choose(rank - 1, k - 1) - _ln_choose(n, k))
-    return np.sort(rewards, axis=1)[:, k - 1 :] @ weights
-
-
-def worst_at_k(rewards: Array, k: int) -> Array:
-    """Unbiased mean of the worst of k of the n rewards [P, n] of each problem."""
-    return -best_at_k(-np.asarray(rewards, float), k)
-
-
-def mean_estimate(per_problem: Array, num_draws: int, rng: np.random.Generator) -> Estimate:
-    """Mean over problems [P] with its 95% interval over resampled problems."""
-    draws = problem_weights(len(per_problem), num_draws, rng) @ per_problem
-    return Estimate(float(per_problem.mean()), *interval(draws))
+from learner.evaluation.estimates import (
+    Estimate,
+    Ints,
+    mean_estimate,
+    pass_at_k,
+    problem_weights,
+    rate_of_draws,
+    rising,
+)
 
 
 def pass_at_k_estimate(
@@ -71,12 +42,6 @@ def pass_at_k_estimate(
     draws = pass_at_k(num_rollouts, resampled, k).mean(1)
     centred = np.clip(draws - draws.mean() + value.mean(), 0.0, 1.0)
     return Estimate(float(value.mean()), *interval(centred))
-
-
-def problem_weights(num_problems: int, num_draws: int, rng: np.random.Generator) -> Array:
-    """Weights [D, P], rows summing to 1, of a bootstrap over problems."""
-    counts = rng.multinomial(num_problems, np.full(num_problems, 1 / num_problems), size=num_draws)
-    return counts / num_problems
 
 
 class Crossing(msgspec.Struct, frozen=True):
@@ -119,8 +84,8 @@ def compare_coverage(
     here = float(crossing_points(gap[None], ks)[0])
     return Coverage(
         ks,
-        [Estimate(float(v), *interval(d)) for v, d in zip(base.mean(0), base_draws.T, strict=True)],
-        [Estimate(float(v), *interval(d)) for v, d in zip(tuned.mean(0), tuned_draws.T, strict=True)],
+        rising([rate_of_draws(v, np.ones(len(v)), d) for v, d in zip(base.T, base_draws.T, strict=True)]),
+        rising([rate_of_draws(v, np.ones(len(v)), d) for v, d in zip(tuned.T, tuned_draws.T, strict=True)]),
         Crossing(
             here if np.isfinite(here) else None,
             low,
@@ -169,11 +134,7 @@ def crossing_points(gap: Array, ks: list[int]) -> Array:
     rows, first = np.arange(len(gap)), falls.argmax(1)
     before, after = gap[rows, first], gap[rows, first + 1]
     ln_k = np.log(ks)
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         share = before / (before - after)
-    at = np.exp(ln_k[first] + share * (ln_k[first + 1] - ln_k[first]))
+        at = np.exp(ln_k[first] + share * (ln_k[first + 1] - ln_k[first]))
     return np.where(falls.any(1), at, np.nan)
-
-
-def _ln_choose(n: Array | Ints | int, k: int) -> Array:
-    return gammaln(np.add(n, 1.0)) - gammaln(k + 1.0) - gammaln(np.subtract(n, k) + 1.0)

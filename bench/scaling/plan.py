@@ -7,7 +7,7 @@ import numpy as np
 
 from bench.scaling.isocompute import IsoFit
 from bench.scaling.isocompute_report import IsoReport
-from bench.scaling.scalerl import Estimate
+from learner.evaluation.estimates import Estimate
 from pipeline.errors import ConfigError
 
 # lr = base * sqrt(B / REFERENCE_BATCH) for B rollouts per optimizer step (IsoCompute).

@@ -9,12 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln
 
-from bench.scaling.coverage import problem_weights
 from bench.scaling.law import Array
 from bench.scaling.resampling import interval
-from bench.scaling.scalerl import Estimate
+from learner.evaluation.estimates import Estimate, Ints, problem_weights
 
-Ints = NDArray[np.int64]
 FALSE_DISCOVERY = 0.05
 HISTOGRAM_BINS = 10
 
@@ -45,10 +43,13 @@ def gained_and_lost(before_n: Ints, before_c: Ints, after_n: Ints, after_c: Ints
 
 
 class Strategies(msgspec.Struct, frozen=True):
-    """Shares and successes by strategy, and the change of pass@1 split exactly into the two.
+    """Shares and successes by strategy over all rollouts, and the change of pass@1 split exactly into the two.
 
-    `reweighted` = sum_z (share change) (mean success), `taught` = sum_z (mean share) (success change); their sum is
-    `change`. Success is None where a strategy was never used; its first use then counts as reweighting.
+    The split is made within each problem and then averaged: `reweighted` = sum_z (share change) (mean success),
+    `taught` = sum_z (mean share) (success change); their sum is `change`. Over pooled rollouts, a strategy that is now
+    tried on harder problems too would seem to have been unlearned. Where a problem never saw a strategy on one side,
+    success there is taken to be that of the other side, so its first use counts as reweighting; `first_used` is how
+    much of `reweighted` rests on that.
     """
 
     names: list[str]
@@ -57,6 +58,7 @@ class Strategies(msgspec.Struct, frozen=True):
     success_before: list[float | None]
     success_after: list[float | None]
     reweighted: Estimate
+    first_used: Estimate
     taught: Estimate
     change: Estimate
 
@@ -74,25 +76,24 @@ def strategies(
 
     Intervals are over resampled problems, the same ones before and after.
     """
-    tables = [np.asarray(t, float) for t in (before_used, before_correct, after_used, after_correct)]
-    weights = np.vstack(
-        [np.full((1, len(tables[0])), 1 / len(tables[0])), problem_weights(len(tables[0]), num_draws, rng)]
-    )
-    used_0, right_0, used_1, right_1 = (weights @ t for t in tables)  # [D, Z]
-    share_0, share_1 = (u / u.sum(1, keepdims=True) for u in (used_0, used_1))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        success_0, success_1 = right_0 / used_0, right_1 / used_1
-    known_0 = np.where(np.isnan(success_0), np.nan_to_num(success_1), success_0)
+    share_0, success_0 = _shares(before_used, before_correct)  # [P, Z]
+    share_1, success_1 = _shares(after_used, after_correct)
+    first_used = np.isnan(success_0)
+    known_0 = np.where(first_used, np.nan_to_num(success_1), success_0)
     known_1 = np.where(np.isnan(success_1), known_0, success_1)
-    reweighted = ((share_1 - share_0) * (known_0 + known_1) / 2).sum(1)
+    moved = (share_1 - share_0) * (known_0 + known_1) / 2
     taught = ((known_1 - known_0) * (share_0 + share_1) / 2).sum(1)
+    parts = np.stack([moved.sum(1), (moved * first_used).sum(1), taught, moved.sum(1) + taught], axis=1)  # [P, 4]
+    draws = problem_weights(len(parts), num_draws, rng) @ parts
+    totals = [np.sum(t, axis=0, keepdims=True) for t in (before_used, before_correct, after_used, after_correct)]
+    (all_share_0, all_success_0), (all_share_1, all_success_1) = _shares(*totals[:2]), _shares(*totals[2:])
     return Strategies(
         names,
-        share_0[0].tolist(),
-        share_1[0].tolist(),
-        _or_none(success_0[0]),
-        _or_none(success_1[0]),
-        *(Estimate(float(v[0]), *interval(v[1:])) for v in (reweighted, taught, reweighted + taught)),
+        all_share_0[0].tolist(),
+        all_share_1[0].tolist(),
+        _or_none(all_success_0[0]),
+        _or_none(all_success_1[0]),
+        *(Estimate(float(v), *interval(d)) for v, d in zip(parts.mean(0), draws.T, strict=True)),
     )
 
 
@@ -182,6 +183,13 @@ def _discoveries(p: Array) -> NDArray[np.bool_]:
 
 def _ln_choose(n: int, k: NDArray[np.int64] | int) -> Array:
     return gammaln(n + 1.0) - gammaln(np.add(k, 1.0)) - gammaln(n - np.asarray(k) + 1.0)
+
+
+def _shares(used: Ints, correct: Ints) -> tuple[Array, Array]:
+    """Share of each strategy and its success (NaN where it was never used), [P, Z] both."""
+    used = np.asarray(used, float)
+    with np.errstate(invalid="ignore"):
+        return used / used.sum(1, keepdims=True), correct / used
 
 
 def _or_none(values: Array) -> list[float | None]:

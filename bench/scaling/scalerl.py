@@ -9,6 +9,7 @@ import numpy as np
 from bench.scaling.curves import Recipe, check_recipe
 from bench.scaling.law import LN_C_MID, NUM_PARAMETERS, R0, A, Array, B, Points, Tie, reward_at, solve, start, tie
 from bench.scaling.resampling import interval, point_weights
+from learner.evaluation.estimates import Estimate
 from pipeline.errors import ConfigError
 
 Method = Literal["refined", "published"]
@@ -20,14 +21,6 @@ PUBLISHED_MIN_COMPUTE = 1500.0
 
 CEILING = 1.0  # of a pass rate
 AT_CEILING = 1e-6
-
-
-class Estimate(msgspec.Struct, frozen=True):
-    """A value with its 95% bootstrap interval (both NaN without draws)."""
-
-    value: float
-    low: float
-    high: float
 
 
 class RecipeFit(msgspec.Struct, frozen=True):

@@ -12,7 +12,8 @@ from bench.scaling.curves import UNIT_NAMES, PassRate, Recipe, Unit
 from bench.scaling.figures import COLOURS, compute_axis, panels, style
 from bench.scaling.law import Array, reward_at
 from bench.scaling.rivals import Ranking
-from bench.scaling.scalerl import Comparison, Estimate, Method, RecipeFit
+from bench.scaling.scalerl import Comparison, Method, RecipeFit
+from learner.evaluation.estimates import Estimate
 from pipeline.plots import GREY
 
 # How far beyond the data the curve is drawn, and beyond which multiple of C_mid the data have seen the bend.

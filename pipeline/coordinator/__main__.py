@@ -5,11 +5,13 @@ import os
 import signal
 from pathlib import Path
 
-from pipeline import checkpoints
+from pipeline import checkpoints, control
 from pipeline.channels import ENDPOINT, RouterSocket
+from pipeline.coordinator.controls import Controls
 from pipeline.coordinator.loop import Coordinator
 from pipeline.coordinator.status import StatusFile
 from pipeline.errors import NguError
+from pipeline.guards import DiskGuard
 from pipeline.ledger import Ledger
 from pipeline.metrics import open_sinks
 from pipeline.role import run_role
@@ -33,19 +35,20 @@ def main() -> None:
     (run_dir / "ipc").mkdir(mode=0o700, exist_ok=True)
     transport, ledger, sink = RouterSocket(ENDPOINT), Ledger(run_dir / "ledger.sqlite"), open_sinks(run_dir)
     coordinator = Coordinator(run_dir, config, transport, task, sampler, ledger, sink)
-    if args.resume:
-        coordinator.restore(checkpoints.load(args.resume))
-    else:
-        ledger.rewind(step=0, keep=[])  # a run that died before its first checkpoint starts over
+    coordinator.recover(checkpoints.load(args.resume) if args.resume else None)
+    socket, controls = control.ControlSocket(control.ENDPOINT, run_dir / "control.jsonl"), Controls(coordinator)
 
     def request_stop(signum: int, frame: object) -> None:
         coordinator.stop_requested = True
 
     signal.signal(signal.SIGTERM, request_stop)
-    status = StatusFile(run_dir)
+    status, disk = StatusFile(run_dir), DiskGuard(run_dir)
     try:
         while not coordinator.ended:
             coordinator.turn(TURN_TIMEOUT_S)
+            socket.serve(controls.handle)
+            if disk.changed():
+                coordinator.guard_disk(disk.is_full)
             status.update(coordinator)
         status.update(coordinator, coordinator.state)
     except NguError as e:
@@ -55,6 +58,7 @@ def main() -> None:
         ledger.close()
         sink.close()
         transport.close()
+        socket.close()
 
 
 if __name__ == "__main__":

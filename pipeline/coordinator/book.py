@@ -4,8 +4,6 @@ The book turns launches into attempts, attempts into finished rounds, and a deci
 socket and knows no policy.
 """
 
-from collections.abc import Iterable
-
 import msgspec
 
 from pipeline.messages import Group, Purpose, Rollout, SamplingParams, Verdict, VerifyJob, Work
@@ -48,14 +46,24 @@ class Place(msgspec.Struct):
     rollout: Rollout | None = None
 
 
+class SavedPlace(msgspec.Struct, frozen=True, array_like=True):
+    """A training attempt in flight: after a restart the same attempt is run again, under the same id."""
+
+    attempt_id: int
+    chain_id: int
+    index: int
+    tries: int
+
+
 class BookState(msgspec.Struct):
     chains: list[OpenChain]
+    places: list[SavedPlace]
 
 
 class Book:
     def __init__(self, sampling: SamplingParams, next_attempt_id: int):
         self._sampling = sampling
-        self._next_attempt_id = next_attempt_id
+        self.next_attempt_id = next_attempt_id
         self.chains: dict[int, OpenChain] = {}
         self.places: dict[int, Place] = {}
         self.num_in_flight = 0  # training attempts in rounds that have not finished, judged places included
@@ -70,21 +78,18 @@ class Book:
         assert chain.current is None, f"chain {launch.chain_id} already has a round in flight"
         chain.current = OpenRound(launch.round, [None] * launch.num_rollouts, launch.num_rollouts)
         self.num_in_flight += launch.num_rollouts
-        return self._relaunch(chain, range(launch.num_rollouts))
+        return [
+            self.new_attempt(launch.problem, launch.chain_id, launch.round, i, "train", tries=1)
+            for i in range(launch.num_rollouts)
+        ]
 
     def new_attempt(
         self, problem: Problem, chain_id: int, round: int, index: int, purpose: Purpose, tries: int
     ) -> Work:
-        work = Work(self._next_attempt_id, chain_id, round, problem, self._sampling, purpose)
-        self._next_attempt_id += 1
+        work = Work(self.next_attempt_id, chain_id, round, problem, self._sampling, purpose)
+        self.next_attempt_id += 1
         self.places[work.attempt_id] = Place(work, index, tries)
         return work
-
-    def _relaunch(self, chain: OpenChain, indices: Iterable[int]) -> list[Work]:
-        assert chain.current is not None
-        return [
-            self.new_attempt(chain.problem, chain.chain_id, chain.current.round, i, "train", tries=1) for i in indices
-        ]
 
     # --- results ---
 
@@ -97,11 +102,10 @@ class Book:
         truncated = rollout.finish_reason == "length"
         return VerifyJob(rollout.attempt_id, place.work.problem, rollout.text, truncated)
 
-    def replace(self, attempt_id: int) -> Work | None:
-        """Give the attempt's place to a new attempt; None when it has been tried `MAX_TRIES` times: it stays empty."""
+    def replace(self, attempt_id: int) -> Work:
+        """Give the attempt's place to a new attempt."""
         place = self.places.pop(attempt_id)
-        if place.tries >= MAX_TRIES:
-            return None
+        assert place.tries < MAX_TRIES
         w = place.work
         return self.new_attempt(w.problem, w.chain_id, w.round, place.index, w.purpose, place.tries + 1)
 
@@ -149,18 +153,22 @@ class Book:
     # --- checkpoints ---
 
     def state(self) -> BookState:
-        return BookState(list(self.chains.values()))
+        places = [
+            SavedPlace(attempt_id, place.work.chain_id, place.index, place.tries)
+            for attempt_id, place in self.places.items()
+            if place.work.purpose == "train"
+        ]
+        return BookState(list(self.chains.values()), places)
 
-    def restore(self, state: BookState) -> list[Work]:
-        """Take the saved chains over; returns new attempts for the places that were in flight then."""
+    def restore(self, state: BookState) -> None:
+        """Take the saved chains and the attempts in flight for them over; what waited for a verdict runs again."""
         self.chains = {c.chain_id: c for c in state.chains}
-        work: list[Work] = []
-        for chain in self.chains.values():
-            if (current := chain.current) is not None:
-                self.num_in_flight += len(current.results)
-                owed = [i for i, r in enumerate(current.results) if r is None][: current.num_missing]
-                work.extend(self._relaunch(chain, owed))
-        return work
+        self.num_in_flight = sum(len(c.current.results) for c in state.chains if c.current is not None)
+        for saved in state.places:
+            chain = self.chains[saved.chain_id]
+            assert chain.current is not None
+            work = Work(saved.attempt_id, chain.chain_id, chain.current.round, chain.problem, self._sampling)
+            self.places[saved.attempt_id] = Place(work, saved.index, saved.tries)
 
     def judged_attempts(self) -> list[int]:
         """Ids of the attempts that open chains hold results of."""

@@ -54,6 +54,10 @@ class CreditQueue(Generic[T]):
             out.setdefault(name, []).append(item)
         return out
 
+    def clear(self) -> None:
+        """Forget the items that wait."""
+        self._waiting.clear()
+
     def discard(self, item_ids: set[int]) -> dict[str, list[int]]:
         """Take items out wherever they are; returns, by peer, the ids it held and must cancel."""
         self._waiting = deque(entry for entry in self._waiting if entry[0] not in item_ids)

@@ -1,14 +1,16 @@
 """What happens to attempts: from a launch through rollout and verdict to a closed group. It knows queues, not peers."""
 
 import time
+from collections import deque
 from typing import Any
 
 from pipeline import staleness
 from pipeline.config import Config
 from pipeline.coordinator.batcher import Batcher
-from pipeline.coordinator.book import Book, OpenChain, Place, Result, make_group
+from pipeline.coordinator.book import MAX_TRIES, Book, OpenChain, Result, make_group
 from pipeline.coordinator.credit import CreditQueue
 from pipeline.coordinator.evaluation import Evaluation, Phase
+from pipeline.coordinator.journal import Journal, Proposed, Replaced, Settled, Stepped, Taken
 from pipeline.coordinator.tally import Tally
 from pipeline.errors import RunFailed, WireError
 from pipeline.ledger import Fate, Ledger
@@ -21,18 +23,24 @@ STARVED_BATCHES = 3
 
 
 class AttemptFlow:
-    """Every attempt from its launch to its one end."""
+    """Every attempt from its launch to its one end.
 
-    def __init__(self, config: Config, sampler: Sampler, ledger: Ledger, tally: Tally):
+    What changes the books is journaled first and then done by a method of its own (`propose`, `settle`, `replace`,
+    `cut_batch`), which a recovery calls again.
+    """
+
+    def __init__(self, config: Config, sampler: Sampler, ledger: Ledger, tally: Tally, journal: Journal):
         self.config = config
         self.sampler = sampler
         self.ledger = ledger
         self.tally = tally
+        self.journal = journal
         sampling = SamplingParams(config.sampling.temperature, config.sampling.max_new_tokens)
         self.book = Book(sampling, ledger.next_attempt_id())
         self.batcher = Batcher(config.learner.batch_by, config.learner.batch_size)
         self.work: CreditQueue[Work] = CreditQueue()
         self.jobs: CreditQueue[VerifyJob] = CreditQueue()
+        self.pending: deque[list[Group]] = deque()  # batches to be trained again after a crash, before any other
         self.evaluation: Evaluation | None = None
         self.policy_version = 0
         self._num_empty = 0  # batches in a row without a group
@@ -48,18 +56,22 @@ class AttemptFlow:
         # A short queue behind the engines' slots hides the round trip to them without adding to lag.
         queue_room = self.work.num_slots + self.work.num_slots // 2 - self.work.num_held - self.work.num_waiting
         while room > 0 and queue_room > 0 and self._budget_left() > 0:
-            launches = self.sampler.propose(1)
+            first_id = self.book.next_attempt_id
+            launches = self.propose()
+            num_attempts = self.book.next_attempt_id - first_id
+            self.journal.write(Proposed(first_id, num_attempts))
             if not launches:
                 break
-            for launch in launches:
-                self._open(launch)
-                room -= 1 if by_groups else launch.num_rollouts
-                queue_room -= launch.num_rollouts
+            room -= len(launches) if by_groups else num_attempts
+            queue_room -= num_attempts
 
-    def _open(self, launch: Launch) -> None:
-        self.tally.launched(launch)
-        for work in self.book.open_round(launch):
-            self.queue(work)
+    def propose(self) -> list[Launch]:
+        launches = self.sampler.propose(1)
+        for launch in launches:
+            self.tally.launched(launch)
+            for work in self.book.open_round(launch):
+                self.queue(work)
+        return launches
 
     def _budget_left(self) -> int:
         limit = self.config.max_rollouts
@@ -101,10 +113,7 @@ class AttemptFlow:
         if verdict.outcome == "unknown":
             self.fail(attempt_id, verdict.detail)
             return
-        del self.book.places[attempt_id]
-        if place.work.purpose == "train":
-            self.ledger.judge(place.rollout, verdict)
-        self._settle(place, Result(place.rollout, verdict))
+        self._conclude(attempt_id, Result(place.rollout, verdict))
 
     def on_attempt_failed(self, message: AttemptFailed) -> None:
         self.work.done(message.attempt_id)
@@ -115,9 +124,7 @@ class AttemptFlow:
             self.fail(message.attempt_id, message.reason)
             return
         self.tally.warn(message.reason)
-        place = self.book.places.pop(message.attempt_id)
-        self._end([message.attempt_id], "failed", place.work.purpose)
-        self._settle(place, None)
+        self._conclude(message.attempt_id, None)
 
     def _refuse(self, attempt_id: int, error: WireError) -> None:
         self.tally.count("error/wire")
@@ -135,24 +142,39 @@ class AttemptFlow:
 
     def _end(self, attempt_ids: list[int], fate: Fate, purpose: str = "train") -> None:
         if purpose == "train":
-            self.ledger.end(attempt_ids, fate)
+            self.ledger.end(attempt_ids, fate, self.policy_version)
 
     def fail(self, attempt_id: int, reason: str) -> None:
         """End an attempt as failed and put a new one in its place, or leave the place empty after too many tries."""
         place = self.book.places[attempt_id]
-        self._end([attempt_id], "failed", place.work.purpose)
-        replacement = self.book.replace(attempt_id)
-        if replacement is None:
+        if place.tries >= MAX_TRIES:
             self.tally.warn(f"{place.work.problem.problem_id}: no usable rollout after many tries ({reason})")
-            self._settle(place, None)
-        else:
-            self.queue(replacement, urgent=True)
+            self._conclude(attempt_id, None)
+            return
+        if place.work.purpose == "train":
+            self.journal.write(Replaced(attempt_id, self.book.next_attempt_id))
+        self.replace(attempt_id)
 
-    def _settle(self, place: Place, result: Result | None) -> None:
+    def replace(self, attempt_id: int) -> None:
+        self._end([attempt_id], "failed", self.book.places[attempt_id].work.purpose)
+        self.queue(self.book.replace(attempt_id), urgent=True)
+
+    def _conclude(self, attempt_id: int, result: Result | None) -> None:
+        if self.book.places[attempt_id].work.purpose == "train":
+            self.journal.write(Settled(attempt_id, result))
+        self.settle(attempt_id, result)
+
+    def settle(self, attempt_id: int, result: Result | None) -> None:
+        """An attempt has its result, or (None) its place stays empty."""
+        place = self.book.places.pop(attempt_id)
         if place.work.purpose == "eval":
             if self.evaluation is not None:  # None: the run was stopped in the middle of it
                 self.evaluation.settle(place.work.problem, result)
             return
+        if result is None:
+            self._end([attempt_id], "failed")
+        else:
+            self.ledger.judge(result.rollout, result.verdict)
         chain = self.book.settle(place, result)
         if chain is not None:
             self._finish_round(chain)
@@ -184,7 +206,16 @@ class AttemptFlow:
     # --- batches ---
 
     def next_batch(self) -> list[Group]:
-        """Groups for one optimizer step, judged for staleness now; empty if no full batch holds anything to train."""
+        """Groups for one optimizer step; empty if no full batch holds anything to train."""
+        if self.pending:
+            return self.pending.popleft()
+        if not self.batcher.ready:
+            return []
+        self.journal.write(Taken())
+        return self.cut_batch()
+
+    def cut_batch(self) -> list[Group]:
+        """The first full batch that holds anything to train, its groups judged for staleness now."""
         while self.batcher.ready:
             groups = [g for g in self.batcher.take() if self._admit(g)]
             if groups:
@@ -210,6 +241,7 @@ class AttemptFlow:
 
     def trained(self, groups: tuple[Group, ...]) -> None:
         """The learner finished the step that brought it to `policy_version`."""
+        self.journal.write(Stepped(self.policy_version))
         for group in groups:
             self.ledger.end([r.attempt_id for r in group.rollouts], "trained", self.policy_version)
             self.tally.trained(group)
@@ -234,7 +266,13 @@ class AttemptFlow:
 
     def waiting_attempts(self) -> list[int]:
         """Attempts that are judged and wait for their chain to close or their group to be trained."""
-        return [r.attempt_id for g in self.batcher.groups for r in g.rollouts] + self.book.judged_attempts()
+        groups = [*self.batcher.groups, *(g for batch in self.pending for g in batch)]
+        return [r.attempt_id for g in groups for r in g.rollouts] + self.book.judged_attempts()
+
+    def requeue_in_flight(self) -> None:
+        """After a recovery: the attempts that nobody finished are run again."""
+        for attempt_id, place in self.book.places.items():
+            self.work.put(attempt_id, place.work)
 
     def cancel_in_flight(self) -> dict[str, list[int]]:
         """Drop every running attempt; returns, by engine, what it must be told to cancel."""

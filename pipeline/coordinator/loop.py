@@ -11,11 +11,13 @@ from typing import Any, Literal, Protocol
 
 from pipeline import checkpoints
 from pipeline.checkpoints import Snapshot
-from pipeline.config import Config
+from pipeline.config import Config, dump_config
 from pipeline.coordinator.evaluation import Phase
 from pipeline.coordinator.flow import AttemptFlow
+from pipeline.coordinator.journal import Configured, Journal
+from pipeline.coordinator.recovery import recover, take_snapshot
 from pipeline.coordinator.tally import Tally
-from pipeline.errors import RunFailed
+from pipeline.errors import ConfigError, RunFailed
 from pipeline.ledger import Ledger
 from pipeline.messages import (
     PROTOCOL_VERSION,
@@ -30,6 +32,8 @@ from pipeline.messages import (
     NewWeights,
     PeerFailed,
     Rollouts,
+    Save,
+    SetLearningRate,
     StepDone,
     Stop,
     VerifyJobs,
@@ -40,8 +44,11 @@ from pipeline.messages import (
 from pipeline.metrics import MetricSink
 from pipeline.tasks.base import TaskSource
 from samplers.base import Sampler
+from samplers.registry import make_sampler
 
 State = Literal["starting", "evaluating", "training", "stopping", "finished", "stopped"]
+# `pause` starts nothing new; `drain` launches nothing new, but trains the batches that what runs still fills.
+Mode = Literal["run", "pause", "drain"]
 
 
 class Transport(Protocol):
@@ -67,18 +74,21 @@ class Coordinator:
         clock: Callable[[], float] = time.monotonic,
     ):
         self.run_dir = run_dir
-        self.config = config
         self.transport = transport
         self.task = task
-        self.sampler = sampler
         self.ledger = ledger
         self.sink = sink
+        self.clock = clock
         self.tally = Tally(clock)
-        self.flow = AttemptFlow(config, sampler, ledger, self.tally)
+        self.journal = Journal(run_dir / "journal")
+        self.flow = AttemptFlow(config, sampler, ledger, self.tally, self.journal)
         self.state: State = "starting"
+        self.mode: Mode = "run"
+        self.save_requested = False
         self.stop_requested = False
         self.peers: dict[str, Hello] = {}
         self.peer_stats: dict[str, dict[str, float]] = {}
+        self.last_heard: dict[str, float] = {}  # from a peer's first word after Hello on: it loads its model in between
         self.engine_versions: dict[str, int] = {}
         self.weights: WeightsNotice | None = None
         self.training: Batch | None = None
@@ -86,6 +96,14 @@ class Coordinator:
         self.last_eval_step = 0
         self.resumed = False
         self.outbox: list[tuple[str, Any]] = []
+
+    @property
+    def config(self) -> Config:
+        return self.flow.config
+
+    @property
+    def sampler(self) -> Sampler:
+        return self.flow.sampler
 
     @property
     def policy_version(self) -> int:
@@ -103,6 +121,7 @@ class Coordinator:
             self._handle(name, message)
         self._advance()
         self._hand_out()
+        self.journal.flush()
         self.ledger.commit()
         outbox, self.outbox = self.outbox, []
         for name, message in outbox:
@@ -114,7 +133,9 @@ class Coordinator:
             self.flow.evaluation = None
             self._close_run()
         elif self.state == "starting":
-            if self._engines_current() and self.flow.jobs.num_slots:
+            if self.flow.pending or self.training is not None:  # the learner catches up with the books
+                self._feed_learner()
+            elif self._engines_current() and self.flow.jobs.num_slots:
                 self._start_phase("before")
         elif self.state == "evaluating":
             self._end_evaluation_if_complete()
@@ -123,7 +144,8 @@ class Coordinator:
 
     def _train(self) -> None:
         self._end_evaluation_if_complete()
-        self.flow.launch()
+        if self.mode == "run":
+            self.flow.launch()
         self._feed_learner()
         if self._training_is_over():
             if self._engines_current():
@@ -146,6 +168,7 @@ class Coordinator:
         if name not in self.peers:
             self.outbox.append((name, Identify()))
             return
+        self.last_heard[name] = self.clock()
         match message:
             case Rollouts():
                 for rollout in message.rollouts:
@@ -184,6 +207,7 @@ class Coordinator:
         """A peer is gone: what it held goes elsewhere."""
         self.peers.pop(name, None)
         self.peer_stats.pop(name, None)
+        self.last_heard.pop(name, None)
         self.engine_versions.pop(name, None)
         for attempt_id in self.flow.work.remove_peer(name):
             self.flow.fail(attempt_id, f"{name} was lost")
@@ -207,7 +231,13 @@ class Coordinator:
 
     def _feed_learner(self) -> None:
         learner = self._learner()
-        if learner is None or not self.learner_waiting or self.training is not None or self._steps_are_done():
+        if learner is None or not self.learner_waiting or self.training is not None:
+            return
+        if self.save_requested:
+            self.save_requested = self.learner_waiting = False
+            self.outbox.append((learner, Save(str(checkpoints.partial_dir(self.run_dir, self.policy_version)))))
+            return
+        if self._steps_are_done() or self.mode == "pause":
             return
         groups = self.flow.next_batch()
         if not groups:
@@ -269,7 +299,9 @@ class Coordinator:
 
     def _start_training(self) -> None:
         self.state = "training"
+        self.last_eval_step = self.policy_version
         self.tally.start()
+        self.flow.requeue_in_flight()
 
     def _evaluate_if_due(self) -> None:
         every, step = self.config.eval.every_steps, self.policy_version
@@ -296,7 +328,7 @@ class Coordinator:
         if self.training is not None or self.flow.evaluation is not None or not self.flow.work.num_slots:
             return False
         # Nothing in flight and still no full batch: the budget is spent, or the sampler has no problem left.
-        starved = self.flow.book.num_in_flight == 0 and not self.flow.batcher.ready
+        starved = self.mode == "run" and self.flow.book.num_in_flight == 0 and not self.flow.batcher.ready
         return starved or self._steps_are_done()
 
     # --- ending, saving, resuming ---
@@ -312,18 +344,13 @@ class Coordinator:
         self.outbox.append((learner, Stop(checkpoint=str(partial))))
 
     def _publish_checkpoint(self, partial: Path) -> None:
-        snapshot = Snapshot(
-            policy_version=self.policy_version,
-            counters=dict(self.tally.counters),
-            levels=self.tally.levels,
-            wall_s=self.tally.wall_s,
-            sampler=self.sampler.state(),
-            task=self.task.state(),
-            book=self.flow.book.state(),
-            batcher=self.flow.batcher.state(),
-        )
+        self.journal.flush()
         self.ledger.commit()
-        checkpoints.publish(self.run_dir, partial, snapshot)
+        checkpoints.publish(self.run_dir, partial, take_snapshot(self.flow, self.task))
+        self.journal.rotate()
+        self.journal.write(Configured(dump_config(self.config)))
+        oldest = checkpoints.oldest_step(self.run_dir)
+        self.ledger.prune(min(oldest, self.policy_version - self.config.daemon.ledger_keep_steps))
         if self.state == "stopping":
             self._end("stopped" if self.stop_requested else "finished")
 
@@ -334,16 +361,35 @@ class Coordinator:
         self.outbox.extend((name, Stop()) for name in self.peers)
         self.state = state
 
-    def restore(self, snapshot: Snapshot) -> None:
-        """Go on from a checkpoint: chains keep their rounds, what was in flight is launched again."""
-        flow = self.flow
-        flow.policy_version = self.last_eval_step = snapshot.policy_version
-        self.resumed = True
-        self.sampler.restore(snapshot.sampler)
-        self.task.restore(snapshot.task)
-        self.tally.restore(snapshot.counters, snapshot.levels, snapshot.wall_s)
-        flow.batcher.restore(snapshot.batcher)
-        relaunched = flow.book.restore(snapshot.book)
-        self.ledger.rewind(snapshot.policy_version, flow.waiting_attempts())
-        for work in relaunched:
-            flow.queue(work)
+    def recover(self, snapshot: Snapshot | None) -> None:
+        """Go on after a checkpoint (None: after none) and what the journal holds since; before the first turn."""
+        self.resumed = recover(self.flow, self.task, snapshot, self._apply_config)
+        self.journal.write(Configured(dump_config(self.config)))
+
+    # --- live changes ---
+
+    def guard_disk(self, is_full: bool) -> None:
+        """Save what there is and pause while the disk is nearly full."""
+        self.mode, self.save_requested = ("pause", True) if is_full else ("run", self.save_requested)
+        if is_full:
+            self.tally.warn("the disk is nearly full: saved and paused until there is room on the run's file system")
+
+    def reconfigure(self, config: Config) -> None:
+        """Go on with other values of live fields (`control.LIVE_FIELDS`)."""
+        if config.learner.lr != self.config.learner.lr and (learner := self._learner()) is not None:
+            self.outbox.append((learner, SetLearningRate(config.learner.lr)))
+        self._apply_config(config)
+        self.journal.write(Configured(dump_config(config)))
+
+    def _apply_config(self, config: Config) -> None:
+        if config.sampler != self.config.sampler:
+            sampler = make_sampler(config.sampler, self.task, config.seed)
+            sampler.restore(self.sampler.state())
+            self.flow.sampler = sampler
+        self.flow.config = config
+
+    def evaluate_now(self) -> None:
+        """Start an evaluation beside training; raises ConfigError when none can start."""
+        if self.state != "training" or self.flow.evaluation is not None:
+            raise ConfigError("an evaluation can start during training, and one at a time")
+        self.flow.start_evaluation("during", self.task, self.config.eval.num_rollouts)

@@ -60,9 +60,17 @@ def describe(coordinator: Coordinator) -> dict[str, Any]:
         "in_flight_updates": tally.counters["in_flight_updates"],
         "engines": {n: s for n, s in coordinator.peer_stats.items() if n in coordinator.engine_versions},
         "verifiers": {n: s for n, s in coordinator.peer_stats.items() if _role(coordinator, n) == "verifier"},
+        "peers": _peers(coordinator),
+        "mode": coordinator.mode,
         "sampler": coordinator.sampler.stats(),
         "warnings": list(tally.warnings),
     }
+
+
+def _peers(coordinator: Coordinator) -> dict[str, dict[str, float]]:
+    now = coordinator.clock()
+    heard = coordinator.last_heard.items()
+    return {name: {"pid": coordinator.peers[name].pid, "silent_s": now - last} for name, last in heard}
 
 
 def _role(coordinator: Coordinator, name: str) -> str | None:

@@ -1,30 +1,55 @@
-"""Problems from a JSON-lines file of questions and answers."""
+"""Problems from a JSON-lines file: of questions and answers, or (`pipeline.tasks.code`) of questions and tests."""
 
 import hashlib
-import json
 import random
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from pipeline.errors import ConfigError
+from pipeline.messages import Verdict
 from pipeline.tasks.base import level_shares
-from pipeline.tasks.registry import JsonlConfig
+from pipeline.tasks.registry import FileConfig, JsonlConfig
+from pipeline.tasks.rows import Row, read_rows
 from pipeline.tasks.shuffle import ShuffledPasses
+from pipeline.verifiers.golds import triage_gold
 from samplers.base import Problem
 
 # The held-out problems are the same in every run on a file, whatever its seed, so that runs can be compared.
 HOLD_OUT_SEED = 0
 
 
-class JsonlTask:
-    """Shuffled passes over the file's training problems; see `JsonlConfig` for what is held out."""
+class SetAside(NamedTuple):
+    """A problem that is never given to a policy, because no answer to it could be right."""
 
-    def __init__(self, config: JsonlConfig, seed: int):
+    problem_id: str
+    gold: str
+    why: str
+
+
+class FileTask:
+    """Shuffled passes over a file's training problems; see `JsonlConfig` for what is held out.
+
+    `answer_of` gives `Problem.answer` of a line. `refuse` says why no answer could match it, or None; such problems
+    are not served but listed in `set_aside`.
+    """
+
+    def __init__(
+        self,
+        config: FileConfig,
+        seed: int,
+        source: str,
+        answer_of: Callable[[Row], str],
+        refuse: Callable[[str], str | None],
+    ):
         if "{question}" not in config.prompt_template:
             raise ConfigError("task.prompt_template must contain {question}")
-        problems = read_problems(config, config.path, "")
+        self._config, self._source = config, source
+        self._answer_of, self._refuse = answer_of, refuse
+        self.set_aside: list[SetAside] = []
+        problems = self._read(config.path, "")
         if config.eval_path:
-            self._eval = read_problems(config, config.eval_path, "eval/")
+            self._eval = self._read(config.eval_path, "eval/")
             self._train = problems
         else:
             self._train, self._eval = _hold_out(problems, config)
@@ -50,58 +75,43 @@ class JsonlTask:
             raise ConfigError("the task's data or template changed since the checkpoint: restore it or start a new run")
         self._passes.restore(state)
 
+    def _read(self, path: str, id_prefix: str) -> list[Problem]:
+        """Every line that can be answered as a problem `<stem>:<line>`; raises ConfigError naming line and field."""
+        problems = []
+        for row in read_rows(path, "set task.path to a JSON-lines file"):
+            problem = self._problem(row, f"{id_prefix}{Path(path).stem}:{row.number}")
+            if why := self._refuse(problem.answer):
+                self.set_aside.append(SetAside(problem.problem_id, problem.answer, why))
+            else:
+                problems.append(problem)
+        if not problems:
+            raise ConfigError(f"{path}: no problem can be answered ({self.set_aside[0].why}); correct its golds")
+        return problems
 
-def read_problems(config: JsonlConfig, path: str, id_prefix: str) -> list[Problem]:
-    """Every line of `path` as a problem `<stem>:<line>`; raises ConfigError naming the file, line and field."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; set task.path to a JSON-lines file") from None
-    except (OSError, UnicodeDecodeError) as e:
-        raise ConfigError(f"{path}: not a readable UTF-8 text file: {e}") from None
-    stem = f"{id_prefix}{Path(path).stem}"
-    problems = [
-        _problem(config, line, f"{path}, line {number}", f"{stem}:{number}")
-        for number, line in enumerate(lines, start=1)
-        if line.strip()
-    ]
-    if not problems:
-        raise ConfigError(f"{path}: empty; a task needs at least one problem")
-    return problems
-
-
-def _problem(config: JsonlConfig, line: str, where: str, problem_id: str) -> Problem:
-    try:
-        row = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as e:
-        raise ConfigError(f"{where}: not JSON ({e}); every line must be one JSON object") from None
-    if not isinstance(row, dict):
-        raise ConfigError(f"{where}: a JSON {type(row).__name__}, not an object with fields")
-    question = _field(row, config.question_field, "question_field", where)
-    answer = _gold(_field(row, config.answer_field, "answer_field", where))
-    if not answer:
-        raise ConfigError(f"{where}: nothing follows #### in field {config.answer_field!r}")
-    level = _field(row, config.level_field, "level_field", where) if config.level_field else ""
-    # Not str.format: the template's \boxed{} is no placeholder, and neither is a brace in a question.
-    prompt = config.prompt_template.replace("{question}", question)
-    return Problem(problem_id=problem_id, source="jsonl", prompt=prompt, answer=answer, level=level)
+    def _problem(self, row: Row, problem_id: str) -> Problem:
+        config = self._config
+        question = row.text(config.question_field, "task.question_field")
+        level = row.text(config.level_field, "task.level_field") if config.level_field else ""
+        # Not str.format: the template's \boxed{} is no placeholder, and neither is a brace in a question.
+        prompt = config.prompt_template.replace("{question}", question)
+        return Problem(problem_id, self._source, prompt, self._answer_of(row), level)
 
 
-def _field(row: dict[str, Any], name: str, option: str, where: str) -> str:
-    if name not in row:
-        present = ", ".join(sorted(map(repr, row))) or "none"
-        raise ConfigError(f"{where}: no field {name!r} (fields present: {present}); set task.{option}")
-    value = row[name]
-    if isinstance(value, bool) or not isinstance(value, str | int | float) or not str(value).strip():
-        raise ConfigError(f"{where}: field {name!r} must be a non-empty text or a number, not {value!r:.40}")
-    return str(value).strip()
+class JsonlTask(FileTask):
+    """Questions with one right answer each; a gold that does not verify against itself is set aside."""
+
+    def __init__(self, config: JsonlConfig, seed: int):
+        super().__init__(
+            config, seed, "jsonl", lambda row: row.gold(config.answer_field, "task.answer_field"), _bad_gold
+        )
 
 
-def _gold(answer: str) -> str:
-    return answer.rpartition("####")[2].strip()
+def _bad_gold(gold: str) -> str | None:
+    found = triage_gold(gold)
+    return found.detail if isinstance(found, Verdict) and found.outcome != "correct" else None
 
 
-def _hold_out(problems: list[Problem], config: JsonlConfig) -> tuple[list[Problem], list[Problem]]:
+def _hold_out(problems: list[Problem], config: FileConfig) -> tuple[list[Problem], list[Problem]]:
     if config.eval_size >= len(problems):
         raise ConfigError(
             f"{config.path}: {len(problems)} problems, of which task.eval_size would hold out {config.eval_size}; "

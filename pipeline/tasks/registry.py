@@ -1,6 +1,6 @@
 """Every task by its config: `[task] kind = "..."`. Implementations are imported when one is made, not before."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -16,20 +16,41 @@ class ShowYourWorkConfig(
     eval_per_level: int = 24
 
 
-class JsonlConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="jsonl"):
-    """Problems from a JSON-lines file; a gold in the GSM8K form (`... #### 42`) is reduced to what follows `####`.
+class FileConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What every task from a JSON-lines file has; see `JsonlConfig`."""
+
+    path: str
+    eval_path: str = ""
+    question_field: str = "question"
+    level_field: str = ""
+    prompt_template: str = "{question}"
+    eval_size: int = 64
+
+
+class JsonlConfig(FileConfig, frozen=True, tag_field="kind", tag="jsonl"):
+    """Questions and answers from a JSON-lines file; of an answer in the GSM8K form (`... #### 42`) only the 42 counts.
 
     `level_field` names an optional field used as the difficulty bucket. `eval_path` is a second file to evaluate on;
     without it `eval_size` problems are held out of `path`. `prompt_template` must contain `{question}`.
     """
 
-    path: str
-    eval_path: str = ""
-    question_field: str = "question"
-    answer_field: str = "answer"
-    level_field: str = ""
     prompt_template: str = "{question}\nPlease reason step by step, and put your final answer within \\boxed{}."
-    eval_size: int = 64
+    answer_field: str = "answer"
+
+
+class CodeConfig(FileConfig, frozen=True, tag_field="kind", tag="code"):
+    """Programming problems in Python from a JSON-lines file, run in a sandbox and rewarded test by test.
+
+    `tests_field` holds a list: `{"input": text, "output": text}` feeds a program's stdin and compares its stdout; a
+    string is Python that runs after the program and fails by raising. The last fenced block of a completion is the
+    program. A test may use `time_limit_s` of a core, `memory_mb` and `processes`. The rest is as for `jsonl`.
+    """
+
+    prompt_template: str = "{question}\nAnswer with one Python program in a ```python block."
+    tests_field: str = "tests"
+    time_limit_s: Annotated[float, msgspec.Meta(gt=0, le=60)] = 2.0
+    memory_mb: Annotated[int, msgspec.Meta(ge=64)] = 512
+    processes: Annotated[int, msgspec.Meta(ge=1)] = 8
 
 
 class ReasoningGymConfig(
@@ -57,7 +78,7 @@ class ManufactoriaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     eval_per_level: int = 25
 
 
-TaskConfig = ShowYourWorkConfig | JsonlConfig | ReasoningGymConfig | ManufactoriaConfig
+TaskConfig = ShowYourWorkConfig | JsonlConfig | CodeConfig | ReasoningGymConfig | ManufactoriaConfig
 
 
 def make_task(config: TaskConfig, seed: int) -> TaskSource:
@@ -71,6 +92,10 @@ def make_task(config: TaskConfig, seed: int) -> TaskSource:
             from pipeline.tasks.jsonl import JsonlTask
 
             return JsonlTask(config, seed)
+        case CodeConfig():
+            from pipeline.tasks.code import CodeTask
+
+            return CodeTask(config, seed)
         case ReasoningGymConfig():
             from pipeline.tasks.reasoning_gym import ReasoningGymTask
 

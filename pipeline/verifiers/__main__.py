@@ -12,7 +12,6 @@ from pipeline.errors import VerifierError, WireError
 from pipeline.messages import Heartbeat, Judgement, Judgements, PeerFailed, Stop, VerifyJobs
 from pipeline.role import run_role
 from pipeline.rundir import read_config
-from pipeline.tasks.registry import ReasoningGymConfig
 from pipeline.verifiers.pool import VerifierPool
 
 # Jobs held at once: enough that the fast path never waits for the coordinator, few enough that a pile of hanging
@@ -27,11 +26,9 @@ def main() -> int:
     parser.add_argument("--name", default="verifier")
     args = parser.parse_args()
     config = read_config(args.run_dir)
-    gym = config.task if isinstance(config.task, ReasoningGymConfig) else None
-    settings = config.verifier
     socket = PeerSocket(ENDPOINT, "verifier", args.name, SLOTS)
     try:
-        with VerifierPool(settings.num_workers, settings.deadline_s, settings.extract, gym) as pool:
+        with VerifierPool.of_run(config) as pool:
             socket.say_hello()
             serve(socket, pool)
     except VerifierError as e:

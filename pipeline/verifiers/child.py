@@ -1,7 +1,8 @@
 """The child process that judges: `python -m pipeline.verifiers.child`, started and killed by the pool.
 
 Frames (a 4-byte length, then msgpack) come on stdin and go out on the original stdout. The first frame is the `Setup`,
-answered by one byte once the libraries are loaded and warm; after that every `Question` is answered by one `Verdict`.
+answered by one byte once the libraries are loaded and warm; after that every `Question` or `WholeText` is answered by
+one `Verdict`.
 """
 
 import os
@@ -15,9 +16,9 @@ import msgspec
 
 from pipeline.messages import Verdict
 from pipeline.role import bind_to_parent
-from pipeline.tasks.registry import ReasoningGymConfig
-from pipeline.verifiers.registry import make_judge
-from pipeline.verifiers.triage import Question
+from pipeline.tasks.registry import CodeConfig
+from pipeline.verifiers.registry import Scoring, make_judge
+from pipeline.verifiers.triage import Question, WholeText
 
 MEMORY_BYTES = 4 << 30
 LENGTH = struct.Struct("<I")
@@ -47,9 +48,15 @@ _FORBIDDEN_CHANGES = (
 
 
 class Setup(msgspec.Struct, frozen=True, array_like=True):
-    """`gym` is the run's task when its problems come from reasoning-gym, which then judges them."""
+    """What this child judges with; see `make_judge`."""
 
-    gym: ReasoningGymConfig | None
+    scoring: Scoring
+    reward: str
+
+    @property
+    def only_answers(self) -> bool:
+        """Whether nothing but answers is looked at; a user's function may open files, and programs need processes."""
+        return not self.reward and not isinstance(self.scoring, CodeConfig)
 
 
 def frame(message: Any) -> bytes:
@@ -67,11 +74,11 @@ def main() -> None:
     with os.fdopen(os.dup(1), "wb", buffering=0) as verdicts:
         os.dup2(2, 1)  # whatever a library prints must not land between two frames
         setup = msgspec.msgpack.decode(_read_frame(questions), type=Setup)
-        judge = make_judge(setup.gym)
-        judge.judge(Question("", "x+1", "1+x"))  # the first comparison builds caches for a quarter of a second
-        sys.addaudithook(_forbid)
+        judge = make_judge(setup.scoring, setup.reward)
+        if setup.only_answers:
+            sys.addaudithook(_forbid)
         verdicts.write(frame(READY))
-        decoder = msgspec.msgpack.Decoder(Question)
+        decoder = msgspec.msgpack.Decoder(Question | WholeText)
         while payload := _read_frame(questions):
             verdict: Verdict = judge.judge(decoder.decode(payload))
             verdicts.write(frame(verdict))

@@ -1,4 +1,4 @@
-r"""The final answer of a completion: the last `\boxed{x}`, `#### x` or `Answer: x`.
+r"""The final answer of a completion: the last `\boxed{x}`, `#### x` or `Answer: x` (`A: x` at the start of a line).
 
 Everything is one pass over the text, so a megabyte of unclosed braces costs milliseconds. A text that was cut by the
 token limit may end in the middle of an answer line; such a line counts only when its line break was written too.
@@ -9,8 +9,10 @@ import re
 from pipeline.config import ExtractRule
 
 _BRACES = re.compile(r"\\(?:boxed|fbox)[ ]?\{|\\.|[{}]", re.DOTALL)
-_ANSWER = re.compile(r"answer(?: is)?\*{0,2} ?: ?\*{0,2}", re.IGNORECASE)
+# `A: 26` is how the solutions published with GSM8K end; in the middle of a line it is anything.
+_ANSWER = re.compile(r"(?:answer(?: is)?\*{0,2} ?|^a): ?\*{0,2}", re.IGNORECASE | re.MULTILINE)
 _HASH = "####"
+_FENCED = re.compile(r"^```[^\n`]*\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
 def extract_answer(text: str, rule: ExtractRule, truncated: bool) -> str | None:
@@ -58,6 +60,12 @@ def last_tagged(text: str, tag: str) -> str | None:
     end = text.rfind(f"</{tag}>")
     start = text.rfind(f"<{tag}>", 0, max(end, 0))
     return text[start + len(tag) + 2 : end].strip() or None if start >= 0 else None
+
+
+def last_code_block(text: str) -> str | None:
+    """Contents of the last fenced block that is closed; None when there is none or it is blank."""
+    blocks = _FENCED.findall(text)
+    return blocks[-1] if blocks and blocks[-1].strip() else None
 
 
 def _last_hash(text: str, truncated: bool) -> str | None:

@@ -15,7 +15,7 @@ from pipeline.config import ExtractRule
 from pipeline.messages import Verdict
 from pipeline.tasks.reasoning_gym import make_dataset, parse_id
 from pipeline.tasks.registry import ReasoningGymConfig
-from pipeline.verifiers.triage import Question, shown, triage
+from pipeline.verifiers.triage import Question, WholeText, shown, triage
 from samplers.base import Problem
 
 _EVALUATING = ("string_insertion", "spiral_matrix", "binary_matrix", "n_queens")
@@ -43,8 +43,9 @@ class GymVerifier:
         found = triage(problem, text, truncated, self._rule)
         return found if isinstance(found, Verdict) else self.judge(found)
 
-    def judge(self, question: Question) -> Verdict:
+    def judge(self, question: Question | WholeText) -> Verdict:
         """`unknown` when the id is not of this task or the scorer failed."""
+        assert isinstance(question, Question)
         try:
             score = self._score(question)
         except Exception as e:

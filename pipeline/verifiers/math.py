@@ -16,7 +16,7 @@ from pipeline.config import ExtractRule
 from pipeline.messages import Verdict
 from pipeline.verifiers.exact import is_words, normalize
 from pipeline.verifiers.recheck import refuted
-from pipeline.verifiers.triage import Question, shown, triage
+from pipeline.verifiers.triage import NOT_MATHEMATICS, Question, WholeText, shown, triage
 from samplers.base import Problem
 
 _LATEX = (LatexExtractionConfig(),)
@@ -37,8 +37,9 @@ class MathVerifier:
         found = triage(problem, text, truncated, self._rule)
         return found if isinstance(found, Verdict) else self.judge(found)
 
-    def judge(self, question: Question) -> Verdict:
+    def judge(self, question: Question | WholeText) -> Verdict:
         """May take for ever; `unknown` when the comparison itself failed."""
+        assert isinstance(question, Question)
         try:
             problem = _difference(question.gold, question.answer)
         except Exception as e:
@@ -57,7 +58,7 @@ def _difference(gold: str, answer: str) -> str | None:
         return "different bases"
     parsed_gold, parsed_answer = _parse_gold(gold), _parse(answer)
     if parsed_gold is None or parsed_answer is None:
-        return "not parsed as mathematics, and different text"
+        return NOT_MATHEMATICS
     if not verify(parsed_gold, parsed_answer, allow_set_relation_comp=True, timeout_seconds=None, raise_on_error=True):
         return "not equal"
     return refuted(parsed_gold, parsed_answer)

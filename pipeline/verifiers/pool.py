@@ -11,11 +11,14 @@ from collections import Counter, deque
 
 import numpy as np
 
-from pipeline.config import ExtractRule
+from pipeline.config import Config, ExtractRule
 from pipeline.errors import VerifierError
 from pipeline.messages import Verdict, VerifyJob
-from pipeline.tasks.registry import ReasoningGymConfig
-from pipeline.verifiers.triage import Question, shown, triage
+from pipeline.tasks.registry import CodeConfig, ReasoningGymConfig
+from pipeline.verifiers.child import Setup
+from pipeline.verifiers.code import longest_judgement_s
+from pipeline.verifiers.registry import Scoring
+from pipeline.verifiers.triage import Question, WholeText, shown, triage
 from pipeline.verifiers.worker import Worker
 from samplers.base import Problem
 
@@ -32,33 +35,52 @@ class VerifierPool:
         num_workers: int,
         deadline_s: float,
         extract: ExtractRule = "auto",
-        gym: ReasoningGymConfig | None = None,
+        scoring: Scoring = None,
+        reward: str = "",
     ):
+        """`scoring` and `reward` as `make_judge` takes them; a run's own pool is `VerifierPool.of_run`."""
         self._deadline_s = deadline_s
         self._extract: ExtractRule = extract
-        self._gym = gym
-        self._waiting: deque[tuple[int, Question]] = deque()
+        self._setup = Setup(scoring, reward)
+        self._waiting: deque[tuple[int, Question | WholeText]] = deque()
         self._in_flight: set[int] = set()
         self._done: list[tuple[int, Verdict]] = []
         self._counts: Counter[str] = Counter()
         self._latencies_s: deque[float] = deque(maxlen=LATENCY_WINDOW)
         self._failed_starts = 0
-        self._workers = [Worker(gym) for _ in range(num_workers)]
+        self._workers = [Worker(self._setup) for _ in range(num_workers)]
+
+    @classmethod
+    def of_run(cls, config: Config) -> "VerifierPool":
+        """The pool that a run with this config judges with."""
+        settings, task = config.verifier, config.task
+        scoring = task if isinstance(task, ReasoningGymConfig | CodeConfig) else None
+        deadline_s = settings.deadline_s
+        if isinstance(task, CodeConfig) and not settings.reward:
+            deadline_s = max(deadline_s, longest_judgement_s(task))  # a slow program is wrong, not unknown
+        return cls(settings.num_workers, deadline_s, settings.extract, scoring, settings.reward)
 
     # --- what a caller does ---
 
     def submit(self, job: VerifyJob) -> None:
         """Take a job; a job that is here already (the coordinator asked twice) is not judged twice."""
-        if job.attempt_id in self._in_flight:
-            return
-        self._in_flight.add(job.attempt_id)
-        started = time.perf_counter()
-        found = triage(job.problem, job.text, job.truncated, self._extract)
+        if job.attempt_id not in self._in_flight:
+            started = time.perf_counter()
+            if self._setup.reward:
+                found = WholeText(job.problem, job.text, job.truncated)
+            else:
+                found = triage(job.problem, job.text, job.truncated, self._extract)
+            self.put(job.attempt_id, found, time.perf_counter() - started)
+
+    def put(self, attempt_id: int, found: Verdict | Question | WholeText, elapsed_s: float = 0.0) -> None:
+        """Take a job that is triaged already (in `elapsed_s`); the id must be new."""
+        assert attempt_id not in self._in_flight
+        self._in_flight.add(attempt_id)
         if isinstance(found, Verdict):
             self._counts["fast"] += 1
-            self._finish(job.attempt_id, found, time.perf_counter() - started)
+            self._finish(attempt_id, found, elapsed_s)
         else:
-            self._waiting.append((job.attempt_id, found))
+            self._waiting.append((attempt_id, found))
             self._dispatch()
 
     def poll(self, timeout_s: float) -> list[tuple[int, Verdict]]:
@@ -127,8 +149,10 @@ class VerifierPool:
 
     def _dispatch(self) -> None:
         for worker in self._workers:
-            if self._waiting and worker.idle:
-                worker.ask(*self._waiting.popleft())
+            while self._waiting and worker.idle:
+                attempt_id, question = self._waiting.popleft()
+                if not worker.ask(attempt_id, question):
+                    self._finish(attempt_id, Verdict("unknown", 0.0, detail="oversize: too long for a verifier"), 0.0)
 
     def _read(self, wait_s: float) -> None:
         poller = select.poll()
@@ -170,10 +194,10 @@ class VerifierPool:
             if self._failed_starts >= MAX_FAILED_STARTS:
                 raise VerifierError(
                     f"verifier processes do not start (last exit status {status}); their error output is above. "
-                    "Is math-verify (or reasoning-gym) installed?"
+                    "Is math-verify (or reasoning-gym, or what your reward function imports) installed?"
                 )
         self._counts["restarts"] += 1
-        self._workers.append(Worker(self._gym))
+        self._workers.append(Worker(self._setup))
         if worker.attempt_id is not None:
             detail = f"{reason} (exit status {status})"
             self._finish(worker.attempt_id, Verdict("unknown", 0.0, detail=detail), elapsed_s)

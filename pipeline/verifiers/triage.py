@@ -9,7 +9,7 @@ from pipeline.config import ExtractRule
 from pipeline.messages import Verdict
 from pipeline.tasks.manufactoria import judge as manufactoria
 from pipeline.verifiers.exact import compare
-from pipeline.verifiers.extract import extract_answer, last_tagged
+from pipeline.verifiers.extract import extract_answer, last_code_block, last_tagged
 from pipeline.verifiers.limits import excess
 from pipeline.verifiers.registry import scorer_of
 from samplers.base import Problem
@@ -17,9 +17,11 @@ from samplers.base import Problem
 # Puzzle grids are answers of a few thousand characters; at four bytes each they must fit a 64 KiB pipe.
 MAX_GYM_CHARS = 10_000
 MAX_SHOWN_CHARS = 200
+# The detail of a verdict on an answer that only the gold's own text could have matched.
+NOT_MATHEMATICS = "not parsed as mathematics, and different text"
 
 
-class Question(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class Question(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="question"):
     """Is `answer` right for the problem of this id and gold?"""
 
     problem_id: str
@@ -27,9 +29,19 @@ class Question(msgspec.Struct, frozen=True, array_like=True, gc=False):
     answer: str
 
 
-def triage(problem: Problem, text: str, truncated: bool, rule: ExtractRule) -> Verdict | Question:
+class WholeText(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="text"):
+    """What is `text` worth? For scorers that want more than a final answer."""
+
+    problem: Problem
+    text: str
+    truncated: bool
+
+
+def triage(problem: Problem, text: str, truncated: bool, rule: ExtractRule) -> Verdict | Question | WholeText:
     """A verdict where text and exact arithmetic decide, otherwise the question to put to a child."""
     match scorer_of(problem):
+        case "code":
+            return _triage_code(problem, text, truncated)
         case "manufactoria":
             return manufactoria.verify(problem, text, truncated)
         case "reasoning_gym":
@@ -58,6 +70,13 @@ def _triage_gym(problem: Problem, text: str, truncated: bool, rule: ExtractRule)
     if len(answer) > MAX_GYM_CHARS:
         return Verdict("unknown", 0.0, shown(answer), detail=f"oversize answer: {len(answer)} characters")
     return Question(problem.problem_id, "", answer)  # the scorer makes its own gold, and ours may be long
+
+
+def _triage_code(problem: Problem, text: str, truncated: bool) -> Verdict | WholeText:
+    program = last_code_block(text)
+    if program is None:
+        return Verdict("incorrect", 0.0, detail="cut by the token limit" if truncated else "no program")
+    return WholeText(problem, program, truncated)
 
 
 def _no_answer(truncated: bool) -> Verdict:

@@ -1,6 +1,7 @@
 """The parent's handle on one child process: start it, ask it, read its answer, kill it."""
 
 import contextlib
+import fcntl
 import os
 import subprocess
 import sys
@@ -10,18 +11,18 @@ import msgspec
 
 from pipeline.messages import Verdict
 from pipeline.role import PARENT_ENV
-from pipeline.tasks.registry import ReasoningGymConfig
 from pipeline.verifiers.child import LENGTH, READY, Setup, frame
-from pipeline.verifiers.triage import Question
+from pipeline.verifiers.triage import Question, WholeText
 
 _READ_BYTES = 1 << 16
+PIPE_BYTES = 1 << 20  # the most that Linux gives without privileges
 
 
 class Worker:
     """One child; at most one question is with it. Must be made in a thread that outlives it (Linux ends the child with
     the thread that started it)."""
 
-    def __init__(self, gym: ReasoningGymConfig | None):
+    def __init__(self, setup: Setup):
         # Started by argv, not forked: the child inherits no socket, no thread pool and no other child's pipe.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "pipeline.verifiers.child"],
@@ -37,7 +38,9 @@ class Worker:
         self.ready = False
         self.attempt_id: int | None = None
         self.busy_since = time.monotonic()  # of the start, until it is ready
-        self._send(frame(Setup(gym)))
+        with contextlib.suppress(OSError):  # refused to a user who holds many large pipes
+            fcntl.fcntl(self._stdin, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        self._send(frame(setup))
 
     @property
     def pid(self) -> int:
@@ -50,11 +53,15 @@ class Worker:
     def idle(self) -> bool:
         return self.ready and self.attempt_id is None
 
-    def ask(self, attempt_id: int, question: Question) -> None:
-        """Put one question to an idle child; a question fits the empty pipe, so this does not block."""
+    def ask(self, attempt_id: int, question: Question | WholeText) -> bool:
+        """Put one question to an idle child; False when it does not fit the empty pipe, so that this never blocks."""
+        data = frame(question)
+        if len(data) > fcntl.fcntl(self._stdin, fcntl.F_GETPIPE_SZ):
+            return False
         self.attempt_id = attempt_id
         self.busy_since = time.monotonic()
-        self._send(frame(question))
+        self._send(data)
+        return True
 
     def read(self) -> Verdict | bool:
         """What arrived: the verdict, True for nothing complete yet, False when the child is gone."""

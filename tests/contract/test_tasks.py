@@ -13,10 +13,12 @@ from pipeline.tasks.registry import TaskConfig, make_task
 
 def config_for(kind: str, tmp_path) -> object:
     path = tmp_path / "problems.jsonl"
-    path.write_text("".join(json.dumps({"question": f"{i}+1?", "answer": f"#### {i + 1}"}) + "\n" for i in range(30)))
+    rows = [{"question": f"{i}+1?", "answer": f"#### {i + 1}", "tests": [f"assert f({i})"]} for i in range(30)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     fields = {
         "show_your_work": {"num_problems": 30, "eval_per_level": 2},
         "jsonl": {"path": str(path), "eval_size": 5},
+        "code": {"path": str(path), "eval_size": 5},
         "reasoning_gym": {"name": "chain_sum", "num_problems": 30, "eval_size": 5},
         "manufactoria": {},
     }[kind]

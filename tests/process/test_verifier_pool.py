@@ -147,7 +147,7 @@ def test_hostile_answers_run_nothing(tmp_path: Path):
     config = ReasoningGymConfig(name="n_queens", num_problems=1, eval_size=0)
     victim = tmp_path / "victim"
     code = f"[[__import__('pathlib').Path({str(victim)!r}).touch()]]"
-    with VerifierPool(1, 20.0, gym=config) as pool:
+    with VerifierPool(1, 20.0, scoring=config) as pool:
         pool.submit(job(1, f"<answer>{code}</answer>", ReasoningGymTask(config, 1).next_problem()))
         assert collect(pool, 1)[1].outcome == "incorrect"
     with VerifierPool(1, 20.0) as pool:

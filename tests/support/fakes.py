@@ -23,6 +23,7 @@ from pipeline.messages import (
     Judgements,
     NewWeights,
     Rollouts,
+    Save,
     StepDone,
     Stop,
     Verdict,
@@ -87,7 +88,7 @@ def notice(version: int) -> WeightsNotice:
 
 def write_part(directory: Path) -> None:
     """The learner's part of a checkpoint: no files, sealed."""
-    directory.mkdir(parents=True)
+    directory.mkdir(parents=True, exist_ok=True)  # a crash may have left one behind
     write_manifest(directory, [])
 
 
@@ -133,10 +134,9 @@ class Simulation:
         self.coordinator = Coordinator(run_dir, config, self, self.task, sampler, self.ledger, self.sink, self._clock)
         self.now = 0.0
         self.version = 0
-        if resume is not None:
-            snapshot = load(resume)
-            self.version = snapshot.policy_version
-            self.coordinator.restore(snapshot)
+        snapshot = load(resume) if resume is not None else None
+        self.version = snapshot.policy_version if snapshot else 0
+        self.coordinator.recover(snapshot)
         self.script = script or FakeScript()
         self.engines: dict[str, FakeEngine] = {}
         self.verifier = FakeVerifier(unknown_every)
@@ -188,13 +188,18 @@ class Simulation:
             case Batch():
                 self.batch, self.batch_left = message, self.step_turns
                 self.batches.append(message)
+            case Save():
+                self._save(name, message)
+                self.inbox.append(("learner", BatchRequest(self.version)))
             case Stop():
-                self._stop(name, message)
+                self._save(name, message)
             case Identify():
                 raise AssertionError(f"{name} was not known")
         return True
 
-    def _stop(self, name: str, message: Stop) -> None:
+    def _save(self, name: str, message: Stop | Save) -> None:
+        if self.batch is not None:  # a learner reads its socket between two steps
+            self._finish_step(self.batch)
         if message.checkpoint is not None:
             write_part(Path(message.checkpoint))
             self.inbox.append((name, StepDone(self.version, notice(self.version), {}, message.checkpoint)))

@@ -1,7 +1,9 @@
 """The commented TOML that `ngu init` writes from the schema."""
 
 import tomllib
+from operator import attrgetter
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from pipeline.cli import main
 from pipeline.config import Config, load_config, parse_config
 from pipeline.init_config import render_config
+from pipeline.recipes import RecipeName, load_recipe
 from pipeline.tasks.registry import JsonlConfig, ReasoningGymConfig
 
 TOML_TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -23,6 +26,25 @@ def test_written_file_is_the_default_config(tmp_path: Path, capsys: pytest.Captu
     assert load_config(path) == Config()
 
 
+@pytest.mark.parametrize("name", get_args(RecipeName))
+def test_a_recipe_is_a_valid_file_that_says_what_it_lacks(name: str, tmp_path: Path):
+    path = tmp_path / "run.toml"
+    assert main(["init", str(path), "--recipe", name]) == 0
+    about, config = load_recipe(name)
+    text = path.read_text()
+    assert load_config(path) == config != Config()
+    assert text.startswith(f"# Recipe {name}. ")
+    assert "Not available" in about or name == "isocompute-hard"
+    assert (config.task, config.model, config.max_rollouts) == (Config().task, Config().model, Config().max_rollouts)
+
+
+def test_an_unknown_recipe_is_wrong_usage(tmp_path: Path):
+    with pytest.raises(SystemExit) as ended:
+        main(["init", str(tmp_path / "run.toml"), "--recipe", "nope"])
+    assert ended.value.code == 2
+    assert not (tmp_path / "run.toml").exists()
+
+
 def test_every_setting_is_named():
     text = render_config(Config(), alternatives=True)
     for field in msgspec.structs.fields(Config):
@@ -32,15 +54,23 @@ def test_every_setting_is_named():
     assert "# sequence" not in tomllib.loads(text)
 
 
-@pytest.mark.parametrize(("table", "kind"), [("sampler", "fixed"), ("task", "jsonl"), ("task", "reasoning_gym")])
+@pytest.mark.parametrize(
+    ("table", "kind"), [("sampler", "fixed"), ("task", "jsonl"), ("task", "reasoning_gym"), ("learner.loss", "gspo")]
+)
 def test_an_uncommented_alternative_is_valid(table: str, kind: str):
     blocks = render_config(Config(), alternatives=True).split("# ---- or instead of the table above ----\n")
     (block,) = (b for b in blocks[1:] if b.splitlines()[-1] and f'# kind = "{kind}"' in b)
     lines = [line for line in block.split("\n\n")[0].splitlines() if line.startswith("#")]
     raw = tomllib.loads("\n".join(line.removeprefix("# ") if line != "#" else "" for line in lines))
     required = {"jsonl": {"path": "x.jsonl"}, "reasoning_gym": {"name": "gcd"}}.get(kind, {})
-    config = parse_config({table: raw[table] | required}, "test")
-    assert getattr(config, table) == type(getattr(config, table))(**required)
+    *outer, leaf = table.split(".")
+    for name in outer:
+        raw = raw[name]
+    filled = {leaf: raw[leaf] | required}
+    for name in reversed(outer):
+        filled = {name: filled}
+    got = attrgetter(table)(parse_config(filled, "test"))
+    assert got == type(got)(**required) and got.__struct_config__.tag == kind
 
 
 @given(path=TOML_TEXT, template=TOML_TEXT)

@@ -5,6 +5,7 @@ import pytest
 
 from pipeline.config import Config, dump_config, load_config, parse_config
 from pipeline.errors import ConfigError
+from pipeline.learner_config import CispoConfig, PpoConfig
 from pipeline.tasks.registry import JsonlConfig
 from samplers.fixed import FixedConfig
 from samplers.never_give_up import NeverGiveUpConfig
@@ -43,6 +44,12 @@ def test_a_table_without_a_kind_means_the_default_one():
     assert sampler.round_size == 2
 
 
+def test_a_nested_table_has_kinds_too():
+    loss = load_config(None, ["learner.loss.kind=ppo", "learner.loss.dual_clip=3.0"]).learner.loss
+    assert loss == PpoConfig(dual_clip=3.0)
+    assert load_config(None, ["learner.loss.aggregation=prompt"]).learner.loss == CispoConfig(aggregation="prompt")
+
+
 def test_a_bare_word_is_a_string():
     task = load_config(None, ["task.kind=jsonl", "task.path=data.jsonl"]).task
     assert isinstance(task, JsonlConfig)
@@ -55,6 +62,12 @@ def test_a_bare_word_is_a_string():
         ("learner.lrr=1", r"\[learner\] unknown key 'lrr'; did you mean 'lr'\?"),
         ("learner.loss.epsmax=1", r"\[learner.loss\] unknown key 'epsmax'; did you mean 'eps_max'\?"),
         ("sampler.roundsize=1", r"\[sampler\] unknown key 'roundsize'; did you mean 'round_size'\?"),
+        ("learner.loss.kind=nope", "nope"),
+        (
+            'learner.corrections.masks=[{kind="icepop", hi=2.0}]',
+            r"\[learner.corrections.masks\[0\]\] unknown key 'hi'; did you mean 'high'\?",
+        ),
+        ('learner.corrections.masks=[{kind="mis"}, {kind="mis"}]', "twice"),
         ("stalness.max_lag=1", "unknown key 'stalness'; did you mean 'staleness'"),
         ("task.kind=jsonl", r"\[task\] the key 'path' is missing"),
         ("sampler.kind=nope", "nope"),

@@ -1,11 +1,7 @@
 """The coordinator against fake peers: books that balance, bounds that hold, runs that end."""
 
-from pathlib import Path
-
 import pytest
 from fakes import Simulation
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from pipeline.checkpoints import latest
 from pipeline.config import Config, parse_config
@@ -187,31 +183,6 @@ def test_a_stopped_run_resumes_to_the_same_end(tmp_path):
     assert again.ledger.num_open == 0
     assert again.coordinator.tally.counters["launched"] >= 400
     assert "before" not in [e["phase"] for e in again.sink.of_kind("eval")]
-
-
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(crash_turn=st.integers(60, 400), seed=st.integers(0, 1000), max_lag=st.integers(0, 3))
-def test_a_crash_at_any_turn_loses_no_books(tmp_path_factory, crash_turn, seed, max_lag):
-    """kill -9 of everything, then resume from the last checkpoint (or from nothing): the books balance throughout."""
-    path: Path = tmp_path_factory.mktemp("crash")
-    cfg = config(seed=seed, staleness={"max_lag": max_lag})
-    run = Simulation(path, cfg, script=FakeScript(hard_is_rare))
-    for _ in range(crash_turn):
-        if not run.coordinator.ended:
-            run.turn()
-            run.check_books()
-    run.ledger._db.close()  # what was not committed is lost, as in a crash
-
-    checkpoint = latest(path)
-    again = Simulation(path, cfg, script=FakeScript(hard_is_rare), resume=checkpoint)
-    if checkpoint is None:
-        again.ledger.rewind(0, [])
-    again.run()
-    again.ledger.commit()
-    stored = again.ledger.stored_counts()
-    assert stored.get("open", 0) == 0
-    assert sum(stored.values()) == again.ledger.counts["launched"]
-    again.ledger.close()
 
 
 def test_one_batch_at_a_time_and_only_on_request(tmp_path):

@@ -206,7 +206,7 @@ def test_rewind_reopens_what_the_checkpoint_holds_and_cancels_the_rest(tmp_path)
 
 def snapshot(version: int) -> checkpoints.Snapshot:
     batcher = BatcherState([], 0)
-    return checkpoints.Snapshot(version, {"launched": 3}, {}, 1.5, {"a": 1}, {}, BookState([]), batcher)
+    return checkpoints.Snapshot(version, {"launched": 3}, {}, 1.5, {"a": 1}, {}, BookState([], []), batcher, [], 1)
 
 
 def publish(run_dir, version: int):

@@ -1,4 +1,4 @@
-"""Advantages, corrections, normalisers and packing as pure functions."""
+"""Centred advantages, ratios, normalisers and packing as pure functions."""
 
 import math
 
@@ -8,18 +8,20 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.advantages import chain_advantages, has_zero_variance
-from learner.corrections import effective_sample_frac, importance_ratios, k3_divergence, truncated_weights
-from learner.losses import cispo_loss, rollout_normalizers
+from learner.advantages import Chain, batch_advantages, has_zero_variance
+from learner.corrections import effective_sample_frac, importance_ratios, k3_divergence
+from learner.losses import Tokens, batch_loss, rollout_normalizers
 from learner.packing import collate, micro_batches
+from pipeline.learner_config import AdvantageConfig, CispoConfig, CorrectionsConfig
 
 REWARDS = st.lists(st.floats(-2, 2, allow_nan=False, width=32), min_size=1, max_size=24)
 
 
-def centered(rewards, kept=None, **options):
+def centered(rewards, kept=None, kind="centered", anchor=False, clip=100.0):
     rewards = np.asarray(rewards, dtype=np.float64)
     kept = np.arange(rewards.size) if kept is None else np.asarray(kept)
-    return chain_advantages(rewards, kept, **{"kind": "centered", "anchor": False, "clip": 100.0} | options)
+    config = AdvantageConfig(kind=kind, rescale="anchor" if anchor else "none", clip=clip)
+    return batch_advantages([Chain(rewards, kept, (rewards.size,))], config)[0]
 
 
 # --- advantages ---
@@ -102,7 +104,6 @@ def test_ratios_are_clipped_and_carry_no_gradient():
     ratios = importance_ratios(learner, engine)
     torch.testing.assert_close(ratios, torch.tensor([1.0, math.e, math.exp(-20), math.exp(20)]))
     assert not ratios.requires_grad
-    torch.testing.assert_close(truncated_weights(ratios, 2.0), torch.tensor([1.0, 2.0, math.exp(-20), 2.0]))
 
 
 def test_effective_sample_frac():
@@ -125,8 +126,11 @@ def test_wrong_shapes_are_refused():
         importance_ratios(torch.zeros(3), torch.zeros(4))
     with pytest.raises(AssertionError, match="rank"):
         importance_ratios(torch.zeros(3, 1), torch.zeros(3, 1))
-    with pytest.raises(AssertionError, match="advantages has shape"):
-        cispo_loss(torch.zeros(3), torch.zeros(3), torch.zeros(3, 1), torch.zeros(3), 5.0)
+    zeros, index = torch.zeros(3), torch.zeros(3, dtype=torch.int64)
+    tokens = Tokens(zeros, zeros, zeros, zeros, index, index)
+    for name, wrong in (("advantages", torch.zeros(3, 1)), ("normalizers", torch.zeros(4))):
+        with pytest.raises(AssertionError, match=name):
+            batch_loss(tokens._replace(**{name: wrong}), CispoConfig(), CorrectionsConfig(), math.inf)
 
 
 # --- normalisers ---
@@ -138,19 +142,20 @@ def test_wrong_shapes_are_refused():
         ("token", [1 / 10, 1 / 10, 1 / 10]),
         ("sequence", [1 / (3 * 2), 1 / (3 * 3), 1 / (3 * 5)]),
         ("prompt", [1 / (2 * 5), 1 / (2 * 5), 1 / (2 * 5)]),
+        ("launched", [1 / 8, 1 / 8, 1 / 8]),
     ],
 )
 def test_normalizers(aggregation, expected):
-    got = rollout_normalizers(np.array([2, 3, 5]), np.array([0, 0, 1]), aggregation)
+    got = rollout_normalizers(np.array([2, 3, 5]), np.array([0, 0, 1]), aggregation, num_attempts=8)
     np.testing.assert_allclose(got, expected)
 
 
 def test_an_empty_completion_counts_in_the_means_it_adds_nothing_to():
     num_tokens, groups = np.array([4, 0]), np.array([0, 1])
-    assert rollout_normalizers(num_tokens, groups, "token")[0] == 1 / 4
-    assert rollout_normalizers(num_tokens, groups, "sequence")[0] == 1 / 8
-    assert rollout_normalizers(num_tokens, groups, "prompt")[0] == 1 / 8
-    assert np.isfinite(rollout_normalizers(np.array([0, 0]), groups, "prompt")).all()
+    assert rollout_normalizers(num_tokens, groups, "token", 2)[0] == 1 / 4
+    assert rollout_normalizers(num_tokens, groups, "sequence", 2)[0] == 1 / 8
+    assert rollout_normalizers(num_tokens, groups, "prompt", 2)[0] == 1 / 8
+    assert np.isfinite(rollout_normalizers(np.array([0, 0]), groups, "prompt", 0)).all()
 
 
 # --- packing ---

@@ -10,9 +10,17 @@ from learner_samples import VOCAB_SIZE, tiny_model, tiny_model_dir
 from transformers import AutoConfig, AutoTokenizer
 
 from learner import model as policy
-from learner.model import canary_batch, check_head, completion_logprobs, export_model_dir, load_model
+from learner.model import (
+    canary_batch,
+    check_head,
+    completion_logprobs,
+    export_model_dir,
+    load_model,
+    save_tokenizer,
+)
 from learner.packing import collate
 from pipeline.errors import ConfigError
+from pipeline.model_path import resolve_model_path
 
 ROWS = [([3, 4, 5], [6, 7, 1]), ([8], [9, 10, 11, 12, 3]), ([4, 4, 4, 4], [1])]
 
@@ -182,3 +190,16 @@ def test_canary_ids_depend_on_the_vocabulary_only():
     assert first.tolist() == second.tolist() and first.shape == (policy.CANARY_TOKENS,)
     assert len(set(first.tolist())) == VOCAB_SIZE and int(first.max()) < VOCAB_SIZE
     assert batch.targets.tolist() == second[1:].tolist()
+
+
+def test_a_tokenizer_is_saved_as_it_was_loaded(tmp_path):
+    """transformers replaces the pre-tokenizer of a qwen2 directory by its own; saving that would corrupt the user's."""
+    for source, target in [("one", "two"), ("two", "two")]:
+        (tmp_path / "one").mkdir(exist_ok=True)
+        original = (resolve_model_path("builtin") / "tokenizer.json").read_bytes()
+        (tmp_path / "one" / "tokenizer.json").write_bytes(original)
+        (tmp_path / "one" / "config.json").write_text('{"model_type": "qwen2"}')
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path / source)
+        save_tokenizer(tokenizer, tmp_path / target)
+        (tmp_path / target / "config.json").write_text('{"model_type": "qwen2"}')
+        assert (tmp_path / target / "tokenizer.json").read_bytes() == original

@@ -8,8 +8,8 @@ import torch
 from learner_samples import VOCAB_SIZE, make_group, make_rollout, own_logprobs, random_groups, tiny_model
 
 from learner.learner import MAX_SKIPPED_IN_A_ROW, Learner
-from pipeline.config import AdvantageConfig, LearnerConfig, LossConfig
 from pipeline.errors import RunFailed, WireError
+from pipeline.learner_config import AdvantageConfig, CispoConfig, LearnerConfig
 
 
 def config(**changes):
@@ -30,10 +30,10 @@ def gradient(groups, temperature=1.0, model=None, **changes):
     return seen[0], report.metrics
 
 
-@pytest.mark.parametrize("aggregation", ["token", "sequence", "prompt"])
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "prompt", "launched"])
 def test_gradient_does_not_depend_on_micro_batches_row_order_or_padding(aggregation):
     groups = random_groups(tiny_model(), seed=1, drift=0.3)
-    loss = LossConfig(aggregation=aggregation)
+    loss = CispoConfig(aggregation=aggregation)
     whole, metrics = gradient(groups, loss=loss, micro_batch_tokens=10_000)
     for budget in (1, 17, 40):  # 1: every row alone, so without padding
         split, split_metrics = gradient(groups, loss=loss, micro_batch_tokens=budget)
@@ -47,7 +47,7 @@ def test_gradient_does_not_depend_on_micro_batches_row_order_or_padding(aggregat
 def test_gradient_is_that_of_the_written_out_loss():
     model = tiny_model()
     groups = random_groups(model, seed=2, drift=0.4, temperature=0.6)
-    got, _ = gradient(groups, temperature=0.6, loss=LossConfig(eps_max=1.2))
+    got, _ = gradient(groups, temperature=0.6, loss=CispoConfig(eps_max=1.2))
     num_tokens = sum(rollout.num_tokens for group in groups for rollout in group.rollouts)
     total = torch.zeros((), dtype=torch.float64)
     for group in groups:
@@ -249,5 +249,5 @@ def test_advantage_rules_come_from_the_config():
     model = tiny_model()
     groups = random_groups(model, seed=11)
     rules = [AdvantageConfig(kind="standardized"), AdvantageConfig(kind="centered"), AdvantageConfig(clip=0.1)]
-    losses = [gradient(groups, advantage=rule)[1]["loss"] for rule in [*rules, AdvantageConfig(anchor=True)]]
+    losses = [gradient(groups, advantage=rule)[1]["loss"] for rule in [*rules, AdvantageConfig(rescale="anchor")]]
     assert len({round(loss, 9) for loss in losses}) == 4

@@ -9,15 +9,13 @@ from hypothesis import strategies as st
 from scipy.stats import fisher_exact, wasserstein_distance
 
 from bench.scaling.coverage import (
-    best_at_k,
     compare_by_level,
     compare_coverage,
     crossing_points,
-    pass_at_k,
     pass_at_k_estimate,
-    worst_at_k,
 )
 from bench.scaling.reshaping import gained_and_lost, interference, matthew, strategies
+from learner.evaluation.estimates import best_at_k, pass_at_k, worst_at_k
 
 
 @settings(max_examples=50, deadline=None)
@@ -150,6 +148,19 @@ def test_the_change_is_split_exactly_into_reweighting_and_teaching():
     assert only_shares.taught.low < 0 < only_shares.taught.high
     total = only_shares.reweighted.value + only_shares.taught.value
     assert only_shares.change.value == pytest.approx(total)
+
+
+def test_trying_a_strategy_on_harder_problems_unlearns_nothing():
+    """Success within each problem stays as it was; over pooled rollouts that of "work" falls from 0.9 to 0.55."""
+    before, after = np.array([[64, 0], [0, 64]] * 20), np.array([[64, 0], [64, 0]] * 20)
+    easy_hard = np.array([[58, 0], [13, 0]] * 20)
+    found = strategies(
+        ["work", "guess"], before, easy_hard * (before > 0), after, easy_hard, 50, np.random.default_rng(0)
+    )
+    assert found.success_after[0] == pytest.approx(71 / 128)
+    assert found.taught.value == 0.0
+    assert found.reweighted.value == pytest.approx(13 / 128)
+    assert found.first_used.value == pytest.approx(13 / 128)
 
 
 def test_a_strategy_that_was_never_used_before_counts_as_reweighting():

@@ -1,0 +1,83 @@
+"""The verbs that reach into a run: `ngu ctl` commands it, `ngu logs` reads what its processes print."""
+
+import sys
+import time
+from pathlib import Path
+from typing import IO, Annotated
+
+from cyclopts import Parameter
+
+from pipeline import rundir
+from pipeline.control import Request, Verb, ask
+from pipeline.errors import ConfigError
+
+POLL_S = 0.2
+ExistingRun = Annotated[Path, Parameter(help="The directory of a run.")]
+
+
+def ctl(
+    run: ExistingRun,
+    verb: Annotated[Verb, Parameter(help="What to do.")],
+    setting: Annotated[str, Parameter(show_default=False, help="Of `set`: a live field, as learner.lr=1e-4.")] = "",
+    /,
+) -> int:
+    """Command a running run: pause, resume, drain, checkpoint, eval, set key=value, shutdown.
+
+    `pause` lets what runs finish and starts nothing new; `drain` still trains what fills a batch; `resume` ends both.
+    `set` changes a live field, for this run and its resumption. Every command is a line of RUN/control.jsonl.
+    """
+    path = rundir.find(run)
+    if (verb == "set") != bool(setting):
+        raise ConfigError("`set` takes one key=value, the other commands take none")
+    if not rundir.is_running(path):
+        raise ConfigError(f"{run} is not running; `ngu resume {run}` goes on with it")
+    reply = ask(path, Request(verb, setting))
+    print(reply.text, file=sys.stdout if reply.ok else sys.stderr)
+    return 0 if reply.ok else 1
+
+
+def logs(
+    run: ExistingRun,
+    /,
+    *,
+    role: Annotated[str, Parameter(show_default=False, help="One process, as engine-0. Default: all of them.")] = "",
+    follow: Annotated[bool, Parameter(negative="", help="Go on printing until the run ends.")] = False,
+) -> int:
+    """Print what the processes of a run wrote, each line after the name of its process."""
+    path = rundir.find(run)
+    known = sorted(p.stem for p in (path / "logs").glob("*.log"))
+    if role and role not in known:
+        raise ConfigError(f"{role!r} has no log in {path / 'logs'}; there are {', '.join(known) or 'none yet'}")
+    tails: dict[Path, _Tail] = {}
+    try:
+        while True:
+            running = follow and rundir.is_running(path)  # before reading, so that the last lines are not missed
+            for file in sorted((path / "logs").glob(f"{role or '*'}.log")):
+                tails.setdefault(file, _Tail(file)).print_new(final=not running)
+            if not running:
+                return 0
+            time.sleep(POLL_S)
+    except KeyboardInterrupt:
+        return 0
+    finally:
+        for tail in tails.values():
+            tail.close()
+
+
+class _Tail:
+    """Prints the lines added to a file since the last look."""
+
+    def __init__(self, path: Path):
+        self._name = path.stem
+        self._file: IO[str] = path.open(errors="replace")
+        self._begun = ""  # a line without its end yet
+
+    def print_new(self, final: bool) -> None:
+        *lines, self._begun = (self._begun + self._file.read()).split("\n")
+        if final and self._begun:
+            lines, self._begun = [*lines, self._begun], ""
+        for line in lines:
+            print(f"{self._name} | {line}", flush=True)
+
+    def close(self) -> None:
+        self._file.close()

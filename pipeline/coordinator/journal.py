@@ -1,0 +1,130 @@
+"""What changed the books since the last checkpoint, in order, so that a crash loses no finished rollout.
+
+The coordinator is deterministic: a checkpoint and the entries after it give the same sampler, chains and batches again.
+An entry is durable against the death of the process before anything it led to leaves the process (it is written before
+the ledger's commit, which comes before the sends).
+
+Entries lie in segments `RUN/journal/000003`: `length | xxh32 | msgpack` each. A checkpoint names the segment that
+follows it, and a new segment starts with each checkpoint, so an older checkpoint is followed by several.
+"""
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import xxhash
+
+from pipeline.coordinator.book import Result
+
+# The oldest of the checkpoints that are kept needs its own segment and those of the newer ones.
+NUM_KEPT = 2
+_HEADER = struct.Struct("<II")
+
+
+class Configured(msgspec.Struct, frozen=True, array_like=True, tag="configured"):
+    """The run's config from here on; also the first entry of every segment."""
+
+    config: dict[str, Any]
+
+
+class Proposed(msgspec.Struct, frozen=True, array_like=True, tag="proposed"):
+    """The sampler was asked for a launch; the `num_attempts` it gave are numbered from `first_id`."""
+
+    first_id: int
+    num_attempts: int
+
+
+class Settled(msgspec.Struct, frozen=True, array_like=True, tag="settled"):
+    """An attempt was judged, or (None) its place stays empty."""
+
+    attempt_id: int
+    result: Result | None
+
+
+class Replaced(msgspec.Struct, frozen=True, array_like=True, tag="replaced"):
+    attempt_id: int
+    new_id: int
+
+
+class Taken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
+    """A batch was cut for the learner."""
+
+
+class Stepped(msgspec.Struct, frozen=True, array_like=True, tag="stepped"):
+    policy_version: int
+
+
+Entry = Configured | Proposed | Settled | Replaced | Taken | Stepped
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Entry).decode
+
+
+class Journal:
+    """Appends to segment `serial`. One writer, the coordinator."""
+
+    def __init__(self, directory: Path):
+        self._directory = directory
+        self._buffer: list[bytes] = []
+        self.serial = 0
+
+    def write(self, entry: Entry) -> None:
+        """Durable after the next `flush`."""
+        payload = _encode(entry)
+        self._buffer += (_HEADER.pack(len(payload), xxhash.xxh32_intdigest(payload)), payload)
+
+    def flush(self) -> None:
+        if self._buffer:
+            self._directory.mkdir(exist_ok=True)
+            with self._path(self.serial).open("ab") as file:
+                file.write(b"".join(self._buffer))
+            self._buffer.clear()
+
+    def rotate(self) -> None:
+        """A checkpoint that names the next segment is published: go on there, and drop those nobody needs."""
+        self.flush()
+        self.serial += 1
+        for path in self._segments():
+            if int(path.name) <= self.serial - NUM_KEPT:
+                path.unlink()
+
+    def replay(self, serial: int) -> Iterator[Entry]:
+        """The entries that follow a checkpoint naming segment `serial`; then appends after the last of them.
+
+        What follows a torn or missing entry cannot be reached from the checkpoint any more and is removed.
+        """
+        self.serial, expected = serial, serial
+        for path in self._segments():
+            if int(path.name) < serial:
+                continue
+            if int(path.name) != expected:
+                path.unlink()
+                continue
+            self.serial, expected = expected, expected + 1
+            data, offset = path.read_bytes(), 0
+            while (end := _entry_end(data, offset)) is not None:
+                yield _decode(data[offset + _HEADER.size : end])
+                offset = end
+            if offset < len(data):
+                with path.open("r+b") as file:
+                    file.truncate(offset)
+                expected = -1
+
+    def _segments(self) -> list[Path]:
+        return sorted(self._directory.glob("[0-9]*"))
+
+    def _path(self, serial: int) -> Path:
+        return self._directory / f"{serial:06d}"
+
+
+def _entry_end(data: bytes, offset: int) -> int | None:
+    """Where the entry at `offset` ends; None if there is no whole, intact one."""
+    if len(data) < offset + _HEADER.size:
+        return None
+    length, digest = _HEADER.unpack_from(data, offset)
+    end = offset + _HEADER.size + length
+    if len(data) < end or xxhash.xxh32_intdigest(data[offset + _HEADER.size : end]) != digest:
+        return None
+    return end

@@ -1,0 +1,138 @@
+"""What a person does to a running daemon: commands while it trains, a process that hangs, kills at random moments."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipeline import rundir
+from pipeline.metrics import current_records, read_records
+
+pytestmark = pytest.mark.timeout(280)  # real processes import torch, and the machine may be busy
+
+SMALL = ["task.eval_per_level=1", "eval.final_num_rollouts=1", "eval.every_steps=0", "learner.batch_size=48"]
+ROLES = {
+    "coordinator": "-m pipeline.coordinator ",
+    "learner": "-m learner ",
+    "verifier": "--name verifier",
+    "engine": "--name engine-0",
+}
+
+
+def ngu(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "pipeline.cli", *args], capture_output=True, text=True, check=False)
+
+
+class Daemon:
+    def __init__(self, run_dir: Path, *settings: str):
+        self.dir = run_dir
+        done = ngu("start", "--run-dir", str(run_dir), *SMALL, *settings)
+        assert done.returncode == 0, done.stderr
+
+    def wait_for_step(self, step: int) -> None:
+        while rundir.read_status(self.dir).get("step", 0) < step:
+            assert rundir.is_running(self.dir), self.logs()
+            time.sleep(0.05)
+
+    def wait(self) -> dict[str, object]:
+        while rundir.is_running(self.dir):
+            time.sleep(0.1)
+        return rundir.read_status(self.dir)
+
+    def pid(self, role: str) -> int | None:
+        for proc in Path("/proc").glob("[0-9]*"):
+            try:
+                line = (proc / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if ROLES[role] in line and str(self.dir) in line:
+                return int(proc.name)
+        return None
+
+    def signal(self, role: str, signum: int) -> bool:
+        pid = self.pid(role)
+        if pid is not None:
+            os.kill(pid, signum)
+        return pid is not None
+
+    def logs(self) -> str:
+        return "".join(f"\n--- {p.name}\n{p.read_text()}" for p in sorted((self.dir / "logs").glob("*.log")))
+
+    def assert_ended_well(self, steps: int) -> None:
+        assert self.wait()["state"] == "finished", self.logs()
+        done = ngu("ledger", str(self.dir), "--verify")
+        assert done.returncode == 0, done.stdout
+        assert "+ 0 open" in done.stdout
+        records = current_records(read_records(self.dir / "metrics.jsonl"))
+        assert [r["step"] for r in records if r["kind"] == "step"] == list(range(1, steps + 1))
+
+
+@pytest.fixture
+def daemon(tmp_path: Path) -> Iterator[type[Daemon]]:
+    made: list[Daemon] = []
+
+    class Tracked(Daemon):
+        def __init__(self, *settings: str):
+            super().__init__(tmp_path / "run", *settings)
+            made.append(self)
+
+    yield Tracked
+    for d in made:
+        if (pid := rundir.supervisor_pid(d.dir)) is not None:
+            os.kill(pid, signal.SIGTERM)
+            d.wait()
+
+
+def test_commands_act_on_a_running_daemon_and_are_recorded(daemon):
+    run = daemon("max_rollouts=20000", "daemon.checkpoint_every_steps=0")
+    run.wait_for_step(1)
+    paused = ngu("ctl", str(run.dir), "pause")
+    assert (paused.returncode, paused.stderr) == (0, "")
+    while rundir.read_status(run.dir)["mode"] != "pause":
+        time.sleep(0.05)
+    assert ngu("status", str(run.dir)).stdout.startswith("paused")
+    assert ngu("ctl", str(run.dir), "checkpoint").returncode == 0
+    while not list((run.dir / "checkpoints").glob("step_*")):
+        assert rundir.is_running(run.dir), run.logs()
+        time.sleep(0.05)
+    step = rundir.read_status(run.dir)["step"]
+    assert ngu("ctl", str(run.dir), "set", "learner.batch_size=1").returncode == 1
+    assert ngu("ctl", str(run.dir), "set", f"max_steps={step + 2}").returncode == 0
+    assert ngu("ctl", str(run.dir), "set", "learner.lr=1e-5").returncode == 0
+    assert ngu("ctl", str(run.dir), "resume").returncode == 0
+    run.assert_ended_well(step + 2)
+    last = [r for r in read_records(run.dir / "metrics.jsonl") if r["kind"] == "step"][-1]
+    assert last["metrics"]["lr"] <= 1e-5
+    lines = [json.loads(line) for line in (run.dir / "control.jsonl").read_text().splitlines()]
+    assert [line["verb"] for line in lines] == ["pause", "checkpoint", "set", "set", "set", "resume"]
+
+
+@pytest.mark.parametrize("role", ["engine", "learner", "coordinator"])
+def test_a_process_that_hangs_is_killed_and_the_run_goes_on(daemon, role):
+    run = daemon("max_rollouts=20000", "max_steps=6", "daemon.checkpoint_every_steps=2", "daemon.hang_s=8.0")
+    run.wait_for_step(2)
+    assert run.signal(role, signal.SIGSTOP)
+    run.assert_ended_well(6)
+    assert "it is killed" in (run.dir / "logs" / "daemon.log").read_text()
+
+
+@pytest.mark.parametrize("seed", [int(s) for s in os.environ.get("NGU_CHAOS_SEEDS", "1").split(",")])
+def test_chaos(daemon, seed):
+    """Kills at random moments over every role; `just chaos` runs many seeds, this a single one."""
+    rng = random.Random(seed)
+    run = daemon(
+        *("max_rollouts=20000", "max_steps=9", f"seed={seed}"),
+        *("daemon.checkpoint_every_steps=3", "daemon.max_restarts=100"),
+    )
+    for role in rng.sample(sorted(ROLES), len(ROLES)):
+        run.wait_for_step(1)
+        time.sleep(rng.uniform(0.0, 3.0))
+        run.signal(role, signal.SIGKILL)
+    run.assert_ended_well(9)

@@ -1,0 +1,140 @@
+"""Hung processes, a full disk, and the logs a person reads when something is wrong."""
+
+import os
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+from fakes import Simulation
+
+from pipeline import guards, rundir
+from pipeline.checkpoints import latest
+from pipeline.config import parse_config
+from pipeline.control_cli import logs
+from pipeline.coordinator.status import describe
+from pipeline.errors import ConfigError
+from pipeline.guards import DiskGuard, HangWatch
+from pipeline.messages import Heartbeat
+
+
+class Watched:
+    """A run directory, a status file and a clock that only the test moves."""
+
+    def __init__(self, path: Path):
+        self.path, self.now, self.stamp = path, 0.0, 0
+        self.watch = HangWatch(path, 10.0, lambda: self.now)
+
+    def write(self, **silent_s: float) -> None:
+        peers = {name: {"pid": 100 + i, "silent_s": s} for i, (name, s) in enumerate(silent_s.items())}
+        rundir.write_atomic(self.path / "status.json", msgspec.json.encode({"pid": 7, "peers": peers}))
+        self.stamp += 1
+        os.utime(self.path / "status.json", ns=(self.stamp, self.stamp))
+
+    def after(self, seconds: float) -> dict[int, str]:
+        self.now += seconds
+        return self.watch.hung()
+
+
+def test_a_silent_peer_is_hung_and_a_talking_one_is_not(tmp_path):
+    w = Watched(tmp_path)
+    w.write(engine=1.0, learner=9.9)
+    assert w.after(1) == {}
+    w.write(engine=2.0, learner=11.0)
+    assert w.after(1) == {101: "has said nothing for 11 s"}
+
+
+def test_a_coordinator_that_stops_writing_is_hung_whatever_its_last_words(tmp_path):
+    w = Watched(tmp_path)
+    w.write(engine=1.0)
+    assert w.after(1) == {}
+    assert w.after(9) == {}
+    assert w.after(2) == {7: "has not written status.json for 11 s"}
+
+
+def test_a_status_of_an_earlier_life_says_nothing(tmp_path):
+    Watched(tmp_path).write(engine=99.0)
+    w = Watched(tmp_path)
+    assert w.after(500) == {}, "a new coordinator may take as long to start as it needs"
+
+
+def test_silence_is_counted_from_the_first_word_after_hello(tmp_path):
+    run = Simulation(tmp_path, parse_config({}, "test"))
+    run.coordinator.turn(0.0)
+    run.inbox.append(("verifier", Heartbeat({})))
+    run.coordinator.turn(0.0)
+    run.now += 5.0
+    peers = describe(run.coordinator)["peers"]
+    assert peers["verifier"] == {"pid": 1, "silent_s": 5.0}
+    run.add_engine("engine-0", boot="2")
+    run.coordinator.turn(0.0)
+    assert "engine-0" not in describe(run.coordinator)["peers"], "a new process is loading its model"
+    run.ledger.close()
+
+
+def test_a_nearly_full_disk_saves_and_pauses_until_there_is_room(tmp_path, monkeypatch):
+    monkeypatch.setattr(guards, "PERIOD_S", 0.0)
+    free = {"bytes": 10 * guards.MIN_FREE_BYTES}
+    guard = DiskGuard(tmp_path, lambda path: free["bytes"])
+    config = parse_config({"max_rollouts": 300, "learner": {"batch_size": 32}, "eval": {"every_steps": 0}}, "test")
+    run = Simulation(tmp_path, config)
+
+    def turns(n: int) -> None:
+        for _ in range(n):
+            run.turn()
+            if guard.changed():
+                run.coordinator.guard_disk(guard.is_full)
+
+    while run.version < 1:
+        turns(1)
+    assert latest(tmp_path) is None
+    free["bytes"] = guards.MIN_FREE_BYTES - 1
+    turns(100)
+    paused_at = run.version
+    assert latest(tmp_path) is not None
+    assert "nearly full" in run.coordinator.tally.warnings[-1]
+    free["bytes"] = guards.MIN_FREE_BYTES + 1
+    turns(100)
+    assert run.version == paused_at, "at the bound it would pause and go on all the time"
+    free["bytes"] = 2 * guards.MIN_FREE_BYTES
+    turns(1)
+    run.run()
+    assert run.coordinator.state == "finished" and run.version > paused_at
+    run.ledger.close()
+
+
+# --- logs ---
+
+
+@pytest.fixture
+def written(tmp_path) -> Path:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "logs" / "engine-0.log").write_text("one\ntwo")
+    (tmp_path / "logs" / "learner.log").write_text("three\n")
+    return tmp_path
+
+
+def test_lines_come_after_the_name_of_their_process(written, capsys):
+    assert logs(written) == 0
+    assert capsys.readouterr().out == "engine-0 | one\nengine-0 | two\nlearner | three\n"
+    assert logs(written, role="learner") == 0
+    assert capsys.readouterr().out == "learner | three\n"
+
+
+def test_an_unknown_role_is_refused_with_the_known_ones(written):
+    with pytest.raises(ConfigError, match="there are engine-0, learner"):
+        logs(written, role="enigne-0")
+
+
+def test_following_prints_what_is_added_and_ends_with_the_run(written, capsys):
+    with rundir.lock(written):
+        follower = threading.Thread(target=logs, args=(written,), kwargs={"follow": True})
+        follower.start()
+        with (written / "logs" / "learner.log").open("a") as log:
+            log.write("four\n")
+        (written / "logs" / "verifier.log").write_text("five")
+    follower.join(10)
+    assert not follower.is_alive()
+    out = capsys.readouterr().out.splitlines()
+    assert sorted(out) == ["engine-0 | one", "engine-0 | two", "learner | four", "learner | three", "verifier | five"]

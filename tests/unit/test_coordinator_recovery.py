@@ -1,0 +1,287 @@
+"""kill -9 of a whole run at any moment, and what the next life makes of it: nothing lost, nothing trained twice."""
+
+import os
+import random
+import shutil
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import pytest
+from fakes import Simulation
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from pipeline import checkpoints
+from pipeline.checkpoints import latest, load
+from pipeline.config import Config, parse_config
+from pipeline.coordinator.journal import Journal, Stepped
+from pipeline.engines.fake import FakeScript
+from pipeline.errors import NguError
+from pipeline.ledger_cli import ledger as ledger_verb
+
+Moment = Literal["turn", "commit", "publish", "rotate"]
+MOMENTS: tuple[Moment, ...] = ("turn", "commit", "publish", "rotate")
+SCRIPT = FakeScript(lambda problem: 0.6 if problem.level == "easy" else 0.05, fail_frac=0.02)
+
+
+class Crash(Exception):
+    pass
+
+
+def crash(*args: object) -> None:
+    raise Crash
+
+
+def config(seed: int = 0, **changes: Any) -> Config:
+    raw = {
+        "seed": seed,
+        "max_rollouts": 320,
+        "engines": {"slots": 8},
+        "learner": {"batch_size": 32},
+        "eval": {"every_steps": 3, "final_num_rollouts": 1},
+        "daemon": {"checkpoint_every_steps": 3},
+    }
+    return parse_config(raw | changes, "test")
+
+
+def books_balance(path: Path) -> bool:
+    (path / "config.json").write_text("{}")  # all that makes it a run for the verb
+    return ledger_verb(path, verify=True) == 0
+
+
+def held(run: Simulation) -> set[int]:
+    """Attempts that are judged and neither dropped nor safe in a checkpoint's weights."""
+    flow, batch = run.coordinator.flow, run.coordinator.training
+    return set(flow.waiting_attempts()) | {r.attempt_id for g in (batch.groups if batch else ()) for r in g.rollouts}
+
+
+def ids(groups: Any) -> list[int]:
+    return [r.attempt_id for g in groups for r in g.rollouts]
+
+
+class Lives:
+    """One run over several processes' lives; `trained` is its lineage, the attempts of each step."""
+
+    def __init__(self, path: Path, cfg: Config):
+        self.path, self.cfg = path, cfg
+        self.trained: dict[int, list[int]] = {}
+        self.run = self._start()
+
+    def _start(self) -> Simulation:
+        self.base_path = latest(self.path)
+        run = Simulation(self.path, self.cfg, script=SCRIPT, resume=self.base_path)
+        run.check_books()
+        self.base = run.version
+        return run
+
+    def live(self, num_turns: int, moment: Moment) -> None:
+        """Run for `num_turns`, then crash at the next `moment`, and start again; stops early when the run ends."""
+        with pytest.MonkeyPatch.context() as patch:
+            for turn in range(num_turns + 400):
+                if self.run.coordinator.ended:
+                    break
+                if turn >= num_turns and moment == "commit":
+                    patch.setattr(self.run.ledger, "commit", crash)
+                elif turn >= num_turns and moment == "publish":
+                    patch.setattr(checkpoints, "publish", crash)
+                elif turn >= num_turns and moment == "rotate":
+                    patch.setattr(self.run.coordinator.journal, "rotate", crash)
+                elif turn >= num_turns:
+                    break
+                try:
+                    self.run.turn()
+                except Crash:
+                    break
+                self.run.check_books()
+        self._note_batches()
+
+    def start_again(self) -> None:
+        before = self.run
+        before.ledger._db.close()  # rolls back what was not committed, as a kill does
+        self.run = self._start()
+        flow, old = self.run.coordinator.flow, before.coordinator.flow
+        lost_steps = [a for step, attempts in self.trained.items() if step > self.base for a in attempts]
+        assert held(self.run) == held(before) | set(lost_steps)
+        assert flow.sampler.state() == old.sampler.state()
+        assert flow.book.state() == old.book.state()
+        assert flow.batcher.state() == old.batcher.state()
+        assert self.run.task.state() == before.task.state()
+
+    def _note_batches(self) -> None:
+        for step, batch in enumerate(self.run.batches, start=self.base + 1):
+            attempts = ids(batch.groups)
+            assert self.trained.setdefault(step, attempts) == attempts, f"step {step} was trained on something else"
+
+    def finish(self) -> None:
+        self.run.run()
+        self._note_batches()
+        self.run.ledger.close()
+        every = [a for attempts in self.trained.values() for a in attempts]
+        assert len(every) == len(set(every)), "an attempt was trained twice"
+        assert sorted(self.trained) == list(range(1, self.run.version + 1))
+        assert books_balance(self.path)
+
+
+@settings(
+    max_examples=8,
+    deadline=None,
+    phases=(Phase.explicit, Phase.reuse, Phase.generate),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(
+    lives=st.lists(st.tuples(st.integers(20, 160), st.sampled_from(MOMENTS)), min_size=1, max_size=3),
+    seed=st.integers(0, 1000),
+)
+def test_after_a_crash_at_any_moment_the_run_goes_on_exactly_where_it_was(tmp_path_factory, lives, seed):
+    path: Path = tmp_path_factory.mktemp("crash")
+    run = Lives(path, config(seed))
+    for num_turns, moment in lives:
+        run.live(num_turns, moment)
+        if run.run.coordinator.ended:
+            break
+        run.start_again()
+    run.finish()
+    shutil.rmtree(path)
+
+
+def test_without_a_checkpoint_the_steps_are_trained_again_from_the_start(tmp_path):
+    run = Lives(tmp_path, config(daemon={"checkpoint_every_steps": 0}))
+    while run.run.version < 3:
+        run.live(1, "turn")
+    run.start_again()
+    assert (run.base, run.base_path) == (0, None)
+    assert len(run.run.coordinator.flow.pending) >= 3
+    run.finish()
+
+
+def test_a_torn_newest_checkpoint_costs_only_steps_of_the_learner(tmp_path):
+    run = Lives(tmp_path, config())
+    while run.run.version < 7:
+        run.live(1, "turn")
+    newest = latest(tmp_path)
+    assert newest is not None and newest.name == "step_000006"
+    (newest / "coordinator.msgpack").write_bytes(b"torn")
+    run.start_again()
+    assert run.base == 3
+    run.finish()
+
+
+def test_stopping_while_the_learner_catches_up_keeps_the_batches_it_still_owes(tmp_path):
+    run = Lives(tmp_path, config(daemon={"checkpoint_every_steps": 0}))
+    while run.run.version < 4:
+        run.live(1, "turn")
+    run.start_again()
+    while run.run.version < 2:
+        run.live(1, "turn")
+    run.run.coordinator.stop_requested = True
+    run.live(50, "turn")
+    assert run.run.coordinator.state == "stopped"
+    stopped = latest(tmp_path)
+    assert stopped is not None and len(load(stopped).pending) >= 1
+    run.start_again()
+    run.finish()
+
+
+def test_in_flight_attempts_are_run_again_under_their_own_ids(tmp_path):
+    run = Lives(tmp_path, config())
+    run.live(80, "turn")
+    flying = {a for a, p in run.run.coordinator.flow.book.places.items() if p.work.purpose == "train"}
+    assert flying
+    run.start_again()
+    assert set(run.run.coordinator.flow.book.places) == flying
+    run.finish()
+
+
+# --- the journal's files ---
+
+
+def entries(directory: Path, serial: int) -> list[int]:
+    return [e.policy_version for e in Journal(directory).replay(serial) if isinstance(e, Stepped)]
+
+
+def segments(directory: Path) -> list[str]:
+    return sorted(p.name for p in directory.iterdir())
+
+
+def write(journal: Journal, *versions: int) -> None:
+    for version in versions:
+        journal.write(Stepped(version))
+    journal.flush()
+
+
+def test_a_journal_torn_at_any_byte_gives_the_entries_before_and_goes_on_there(tmp_path):
+    journal = Journal(tmp_path / "whole")
+    write(journal, 1, 2, 3)
+    data = (tmp_path / "whole" / "000000").read_bytes()
+    size = len(data) // 3
+    for cut in range(len(data)):
+        directory = tmp_path / str(cut)
+        directory.mkdir()
+        (directory / "000000").write_bytes(data[:cut])
+        torn = Journal(directory)
+        assert [e.policy_version for e in torn.replay(0) if isinstance(e, Stepped)] == [1, 2, 3][: cut // size]
+        write(torn, 9)
+        assert entries(directory, 0) == [*[1, 2, 3][: cut // size], 9]
+
+
+@pytest.mark.parametrize("byte", range(0, 24, 3))
+def test_a_flipped_byte_ends_the_replay(tmp_path, byte):
+    journal = Journal(tmp_path / "j")
+    write(journal, 1, 2)
+    path = tmp_path / "j" / "000000"
+    data = bytearray(path.read_bytes())
+    assert byte < len(data)
+    data[byte] ^= 0xFF
+    path.write_bytes(data)
+    assert len(entries(tmp_path / "j", 0)) < 2
+
+
+def test_segments_follow_each_other_and_old_ones_go(tmp_path):
+    journal = Journal(tmp_path / "j")
+    for version in range(1, 6):
+        write(journal, version)
+        journal.rotate()
+    write(journal, 6)
+    assert segments(tmp_path / "j") == ["000004", "000005"]
+    assert entries(tmp_path / "j", 4) == [5, 6]
+    assert entries(tmp_path / "j", 5) == [6]
+
+
+def test_what_cannot_be_reached_from_the_checkpoint_is_removed(tmp_path):
+    journal = Journal(tmp_path / "j")
+    for version in range(1, 3):
+        write(journal, version)
+        journal.rotate()
+    write(journal, 3)
+    assert entries(tmp_path / "j", 0) == [], "its own segment is gone, so the later ones do not follow"
+    assert segments(tmp_path / "j") == []
+
+
+def test_a_journal_of_another_sampler_is_refused_with_what_to_do(tmp_path):
+    run = Simulation(tmp_path, config(), script=SCRIPT)
+    for _ in range(60):
+        run.turn()
+    run.ledger.close()
+    path = tmp_path / "journal" / "000000"
+    kept = list(Journal(tmp_path / "journal").replay(0))
+    path.unlink()
+    journal = Journal(tmp_path / "journal")
+    for entry in kept:
+        is_launch = type(entry).__name__ == "Proposed"
+        journal.write(msgspec.structs.replace(entry, num_attempts=99) if is_launch else entry)
+    journal.flush()
+    with pytest.raises(NguError, match="delete RUN/journal"):
+        Simulation(tmp_path, config(), script=SCRIPT)
+
+
+@pytest.mark.parametrize("seed", [int(s) for s in os.environ.get("NGU_CHAOS_SEEDS", "1").split(",")])
+def test_chaos_of_twelve_lives(tmp_path, seed):
+    """Many crashes in one run, so that recoveries of recoveries are recovered from; `just chaos` tries more seeds."""
+    rng = random.Random(seed)
+    run = Lives(tmp_path, config(seed, max_rollouts=600))
+    for _ in range(12):
+        run.live(rng.randrange(5, 40), rng.choice(("turn", "turn", *MOMENTS)))
+        if not run.run.coordinator.ended:
+            run.start_again()
+    run.finish()
