@@ -53,7 +53,9 @@ def logs(
         while True:
             running = follow and rundir.is_running(path)  # before reading, so that the last lines are not missed
             for file in sorted((path / "logs").glob(f"{role or '*'}.log")):
-                tails.setdefault(file, _Tail(file)).print_new(final=not running)
+                if file not in tails:
+                    tails[file] = _Tail(file)
+                tails[file].print_new(final=not running)
             if not running:
                 return 0
             time.sleep(POLL_S)
