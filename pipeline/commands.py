@@ -1,5 +1,6 @@
 """The verbs that start, watch and end runs. Each works from any terminal: a run is found by its directory."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -115,7 +116,7 @@ def stop(run: ExistingRun, /) -> int:
 
 def _new_run(arguments: tuple[str, ...], run_dir: Path | None, seed: int | None) -> Path:
     """Check everything that can be checked at once, then create the run directory."""
-    files = [a for a in arguments if "=" not in a or Path(a).is_file()]
+    files = [a for a in arguments if "=" not in a or _is_file(a)]
     if len(files) > 1:
         raise ConfigError(f"one config file at most, but {', '.join(files)} were given; a setting is written key=value")
     overrides = [a for a in arguments if a not in files]
@@ -125,6 +126,13 @@ def _new_run(arguments: tuple[str, ...], run_dir: Path | None, seed: int | None)
     path = rundir.create(run_dir, _resolve_model(resolve_verifier(config)))
     list_set_aside(task, path)
     return path
+
+
+def _is_file(argument: str) -> bool:
+    """False too for a setting that is longer than the name of a file may be, where Path.is_file raises."""
+    with contextlib.suppress(OSError):
+        return Path(argument).is_file()
+    return False
 
 
 # The roles work in the run directory, so relative paths are fixed to where the command was given.
@@ -229,10 +237,8 @@ def _saved(run_dir: Path) -> str:
     found = sorted((run_dir / "checkpoints").glob("step_*"))
     if not found:
         return f"{facts.get('state', 'stopped')}; no step was finished, so there is no checkpoint"
-    shown = _shown(run_dir)
-    return (
-        f"{facts.get('state', 'stopped')} at step {facts.get('step', 0)}; saved {_shown(found[-1])}; ngu resume {shown}"
-    )
+    saved = f"{facts.get('state', 'stopped')} at step {facts.get('step', 0)}; saved {_shown(found[-1])}"
+    return saved if facts.get("state") == "finished" else f"{saved}; ngu resume {_shown(run_dir)}"
 
 
 def _shown(path: Path) -> str:

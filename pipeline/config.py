@@ -157,9 +157,26 @@ def parse_config(raw: dict[str, Any], where: str, schema: type[Config] = Config)
     for path, default in _DEFAULT_KINDS.items():
         raw = _with_kind(raw, path, default)
     try:
-        return msgspec.convert(raw, schema, strict=True)
+        config = msgspec.convert(raw, schema, strict=True)
     except msgspec.ValidationError as e:
         raise ConfigError(f"{where}: {_explain(raw, str(e), schema)}") from None
+    if odd := _unstorable(raw):
+        # `config.json` would hold null, or could not be written at all, and the journal neither.
+        raise ConfigError(f"{where}: [{odd}] expected a finite number of at most 64 bits")
+    return config
+
+
+def _unstorable(value: Any, path: str = "") -> str:
+    """The path of the first number in plain tables that JSON or msgpack cannot hold; empty when there is none."""
+    if isinstance(value, int | float):
+        return "" if -(1 << 63) <= value < 1 << 63 or (isinstance(value, float) and math.isfinite(value)) else path
+    if isinstance(value, dict):
+        inner = ((f"{path}.{name}".lstrip("."), v) for name, v in value.items())
+    elif isinstance(value, list | tuple):
+        inner = ((f"{path}[{i}]", v) for i, v in enumerate(value))
+    else:
+        return ""
+    return next((odd for name, v in inner if (odd := _unstorable(v, name))), "")
 
 
 def _with_kind(table: dict[str, Any], path: tuple[str, ...], kind: str) -> dict[str, Any]:

@@ -207,12 +207,14 @@ def run(run_dir: Path, resume: bool) -> int:
 
         previous = {s: signal.signal(s, request_stop) for s in (signal.SIGTERM, signal.SIGINT)}
         try:
-            status = supervisor.run(resume)
+            try:
+                status = supervisor.run(resume)
+            finally:
+                _remove_weights(run_dir)
+            _write_report(run_dir)  # before the handlers go: a late `ngu stop` or Ctrl-C must not cut it short
         finally:
             for signum, handler in previous.items():
                 signal.signal(signum, handler)
-            _remove_weights(run_dir)
-        _write_report(run_dir)
         return status
 
 
@@ -227,7 +229,11 @@ def _write_report(run_dir: Path) -> None:
     log = run_dir / "logs" / "report.log"
     with log.open("ab") as out:
         done = subprocess.run(
-            [sys.executable, "-m", "pipeline.report", str(run_dir)], stdout=out, stderr=out, check=False
+            [sys.executable, "-m", "pipeline.report", str(run_dir)],
+            stdout=out,
+            stderr=out,
+            check=False,
+            process_group=0,  # out of reach of the terminal's Ctrl-C, as the roles are
         )
     if done.returncode:
         print(f"supervisor: the report could not be written; see {log}", file=sys.stderr)

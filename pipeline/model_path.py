@@ -27,8 +27,12 @@ def resolve_model_path(path: str) -> Path:
         if name not in BUILTIN_MODELS:
             raise ConfigError(f"model.path {path}: no such built-in model; there are {' and '.join(BUILTIN_MODELS)}")
         return Path(str(resources.files("pipeline") / "assets" / name))
-    found = Path(path).expanduser()
-    if not found.exists():
+    try:
+        found = Path(path).expanduser()
+        exists = found.exists()
+    except (OSError, RuntimeError) as e:  # a name that is too long, or an unknown ~user
+        raise ConfigError(f"model.path {path}: {getattr(e, 'strerror', None) or e}") from None
+    if not exists:
         raise ConfigError(f"model.path {path}: no such directory or file; download the model first")
     if found.is_file():
         if found.suffix != ".gguf":

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from pipeline.config import Config, parse_config
 
 RecipeName = Literal["scalerl", "dapo", "grpo", "pipelinerl", "ngu", "isocompute-easy", "isocompute-hard"]
-OFF = float("inf")  # a clip of advantages that the source does not have
+OFF = 1e6  # a clip of advantages that the source does not have: none is as large, and JSON cannot hold an infinity
 
 
 class Recipe(NamedTuple):

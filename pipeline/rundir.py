@@ -24,6 +24,8 @@ from pipeline.init_config import render_config
 END_STATES = ("finished", "failed", "stopped")
 # A probe by `is_running` holds a shared lock for microseconds; a starting supervisor must not mistake it for a rival.
 LOCK_PATIENCE_S = 1.0
+# SQLite opens no file whose absolute path has 512 bytes or more, and gives the longest of its own a suffix.
+MAX_PATH_BYTES = 511 - len("/ledger.sqlite-journal")
 
 
 class RunLock:
@@ -51,6 +53,8 @@ def create(run_dir: Path | None, config: Config) -> Path:
     written last and atomically: a directory without it is not a run.
     """
     path = Path(run_dir).absolute() if run_dir else _default_dir(config)
+    if len(os.fsencode(path)) > MAX_PATH_BYTES:
+        raise ConfigError(f"{path}: longer than {MAX_PATH_BYTES} bytes; choose a shorter --run-dir")
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         if is_running(path):
@@ -75,9 +79,12 @@ def write_config(run_dir: Path, config: Config) -> None:
 def find(run_dir: str | Path) -> Path:
     """The absolute path of an existing run; raises ConfigError for anything else."""
     path = Path(run_dir).absolute()
-    if not (path / "config.json").is_file():
-        what = "is not a run directory (it has no config.json)" if path.is_dir() else "no such directory"
-        raise ConfigError(f"{run_dir}: {what}; `ngu train` prints where its run lives")
+    try:
+        if not (path / "config.json").is_file():
+            what = "is not a run directory (it has no config.json)" if path.is_dir() else "no such directory"
+            raise ConfigError(f"{run_dir}: {what}; `ngu train` prints where its run lives")
+    except OSError as e:  # a name that is too long, a directory that may not be entered
+        raise ConfigError(f"{run_dir}: {e.strerror}; `ngu train` prints where its run lives") from None
     return path
 
 

@@ -55,6 +55,9 @@ def main() -> None:
         status.update(coordinator, "failed", e.message)
         raise
     finally:
+        # A late `ngu stop` must not kill this process while it exits, when Python has put the default handlers back:
+        # the supervisor would put a finished run on record as failed.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         ledger.close()
         sink.close()
         transport.close()

@@ -144,9 +144,11 @@ class Coordinator:
 
     def _train(self) -> None:
         self._end_evaluation_if_complete()
+        self._feed_learner()
+        # After the learner's turn: a batch without a group has just made room, and with nothing in flight the run would
+        # end here although its budget is not spent.
         if self.mode == "run":
             self.flow.launch()
-        self._feed_learner()
         if self._training_is_over():
             if self._engines_current():
                 self._start_phase("after")

@@ -36,6 +36,9 @@ def files(tmp_path):
         (["model.path=builtin:nope"], "no such built-in model"),
         (["task.kind=reasoning_gym", "task.name=gcd"], "set model.path"),
         (["max_rollouts=0"], "would never end"),
+        (["learner.lr=inf"], "finite"),
+        (["model.path=" + "x" * 300], "File name too long"),
+        (["model.path=~no-such-user/x"], "model.path ~no-such-user/x"),
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(files, monkeypatch, capsys, arguments, says):

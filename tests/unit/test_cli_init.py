@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.cli import main
-from pipeline.config import Config, load_config, parse_config
+from pipeline.config import Config, dump_config, load_config, parse_config
 from pipeline.init_config import render_config
 from pipeline.recipes import RecipeName, load_recipe
 from pipeline.tasks.registry import JsonlConfig, ReasoningGymConfig
@@ -33,6 +33,7 @@ def test_a_recipe_is_a_valid_file_that_says_what_it_lacks(name: str, tmp_path: P
     about, config = load_recipe(name)
     text = path.read_text()
     assert load_config(path) == config != Config()
+    assert parse_config(msgspec.json.decode(msgspec.json.encode(dump_config(config))), "stored") == config
     assert text.startswith(f"# Recipe {name}. ")
     assert "Not available" in about or name == "isocompute-hard"
     assert (config.task, config.model, config.max_rollouts) == (Config().task, Config().model, Config().max_rollouts)

@@ -9,6 +9,7 @@ import pytest
 from pipeline import rundir
 from pipeline.config import Config, EnginesConfig, load_config
 from pipeline.errors import ConfigError, NguError
+from pipeline.ledger import Ledger
 
 
 def test_a_new_run_holds_its_config_and_an_id(tmp_path: Path):
@@ -100,3 +101,16 @@ def test_an_atomic_write_replaces_the_whole_file_and_leaves_nothing_else(tmp_pat
     rundir.write_atomic(path, b"short")
     assert path.read_bytes() == b"short"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_name_that_no_directory_can_have_is_one_line():
+    with pytest.raises(ConfigError, match="File name too long"):
+        rundir.find("x" * 300)
+
+
+def test_a_path_too_long_for_the_ledger_is_refused(tmp_path: Path):
+    deep = tmp_path.joinpath(*["x" * 100] * 4)
+    longest = deep / ("y" * (rundir.MAX_PATH_BYTES - len(str(deep)) - 1))
+    Ledger(rundir.create(longest, Config()) / "ledger.sqlite").close()
+    with pytest.raises(ConfigError, match="shorter --run-dir"):
+        rundir.create(longest.with_name(longest.name + "y"), Config())

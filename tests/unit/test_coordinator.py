@@ -207,3 +207,12 @@ def test_engines_are_refilled_while_chains_wait(tmp_path):
             idle, busy = idle + free, busy + 8 - free
     # At most the slots that one token's finishers leave free until the next turn.
     assert idle / (idle + busy) < 0.15
+
+
+@pytest.mark.parametrize("max_lag", [0, 1])
+def test_batches_with_nothing_to_train_on_do_not_end_a_run_before_its_budget(tmp_path, max_lag):
+    cfg = config(sampler={"kind": "fixed"}, staleness={"max_lag": max_lag})
+    run = Simulation(tmp_path, cfg, script=FakeScript(pass_rate=lambda p: 1.0))
+    run.run()
+    assert run.coordinator.state == "finished"
+    assert run.ledger.counts["launched"] == cfg.max_rollouts
