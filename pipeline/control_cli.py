@@ -1,6 +1,5 @@
 """The verbs that reach into a run: `ngu ctl` commands it, `ngu logs` reads what its processes print."""
 
-import sys
 import time
 from pathlib import Path
 from typing import IO, Annotated
@@ -9,7 +8,7 @@ from cyclopts import Parameter
 
 from pipeline import rundir
 from pipeline.control import Request, Verb, ask
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, NguError
 
 POLL_S = 0.2
 ExistingRun = Annotated[Path, Parameter(help="The directory of a run.")]
@@ -32,8 +31,10 @@ def ctl(
     if not rundir.is_running(path):
         raise ConfigError(f"{run} is not running; `ngu resume {run}` goes on with it")
     reply = ask(path, Request(verb, setting))
-    print(reply.text, file=sys.stdout if reply.ok else sys.stderr)
-    return 0 if reply.ok else 1
+    if not reply.ok:
+        raise (ConfigError if verb == "set" else NguError)(reply.text)
+    print(reply.text)
+    return 0
 
 
 def logs(

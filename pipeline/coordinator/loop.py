@@ -84,6 +84,7 @@ class Coordinator:
         self.flow = AttemptFlow(config, sampler, ledger, self.tally, self.journal)
         self.state: State = "starting"
         self.mode: Mode = "run"
+        self.mode_before_full: Mode = "run"
         self.save_requested = False
         self.stop_requested = False
         self.peers: dict[str, Hello] = {}
@@ -372,9 +373,11 @@ class Coordinator:
 
     def guard_disk(self, is_full: bool) -> None:
         """Save what there is and pause while the disk is nearly full."""
-        self.mode, self.save_requested = ("pause", True) if is_full else ("run", self.save_requested)
         if is_full:
+            self.mode_before_full, self.mode, self.save_requested = self.mode, "pause", True
             self.tally.warn("the disk is nearly full: saved and paused until there is room on the run's file system")
+        elif self.mode == "pause":
+            self.mode = self.mode_before_full  # a person may have paused or drained it before
 
     def reconfigure(self, config: Config) -> None:
         """Go on with other values of live fields (`control.LIVE_FIELDS`)."""

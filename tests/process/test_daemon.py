@@ -103,7 +103,7 @@ def test_commands_act_on_a_running_daemon_and_are_recorded(daemon):
         assert rundir.is_running(run.dir), run.logs()
         time.sleep(0.05)
     step = rundir.read_status(run.dir)["step"]
-    assert ngu("ctl", str(run.dir), "set", "learner.batch_size=1").returncode == 1
+    assert ngu("ctl", str(run.dir), "set", "learner.batch_size=1").returncode == 2
     assert ngu("ctl", str(run.dir), "set", f"max_steps={step + 2}").returncode == 0
     assert ngu("ctl", str(run.dir), "set", "learner.lr=1e-5").returncode == 0
     assert ngu("ctl", str(run.dir), "resume").returncode == 0

@@ -138,3 +138,16 @@ def test_following_prints_what_is_added_and_ends_with_the_run(written, capsys):
     assert not follower.is_alive()
     out = capsys.readouterr().out.splitlines()
     assert sorted(out) == ["engine-0 | one", "engine-0 | two", "learner | four", "learner | three", "verifier | five"]
+
+
+def test_room_on_the_disk_does_not_undo_what_a_person_asked_for(tmp_path):
+    coordinator = Simulation(tmp_path, parse_config({}, "test")).coordinator
+    coordinator.mode = "drain"
+    coordinator.guard_disk(is_full=True)
+    assert coordinator.mode == "pause"
+    coordinator.guard_disk(is_full=False)
+    assert coordinator.mode == "drain"
+    coordinator.guard_disk(is_full=True)
+    coordinator.mode = "run"  # a person said resume, knowing better
+    coordinator.guard_disk(is_full=False)
+    assert coordinator.mode == "run"
