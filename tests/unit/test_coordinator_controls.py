@@ -9,7 +9,7 @@ import pytest
 import zmq
 from fakes import Simulation
 
-from pipeline import control, rundir
+from pipeline import control, control_cli, rundir
 from pipeline.checkpoints import latest
 from pipeline.config import Config, dump_config, parse_config
 from pipeline.control import LIVE_FIELDS, ControlSocket, Reply, Request, Verb, ask
@@ -205,9 +205,10 @@ def served(tmp_path):
 def test_a_command_is_answered_and_recorded_wherever_the_run_lives(served, capsys, monkeypatch):
     monkeypatch.setattr(rundir, "is_running", lambda path: True)
     assert ctl(served, "set", "learner.lr=1e-4") == 0
-    assert ctl(served, "eval") == 1
-    captured = capsys.readouterr()
-    assert (captured.out, captured.err) == ("set learner.lr=1e-4\n", "eval\n")
+    with pytest.raises(NguError, match="eval") as refused:
+        ctl(served, "eval")
+    assert refused.value.exit_status == 1
+    assert capsys.readouterr().out == "set learner.lr=1e-4\n"
     lines = [json.loads(line) for line in (served / "control.jsonl").read_text().splitlines()]
     assert [(r["verb"], r["setting"], r["ok"]) for r in lines] == [
         ("set", "learner.lr=1e-4", True),
@@ -226,6 +227,13 @@ def test_bytes_that_are_no_command_are_answered_and_the_next_one_works(served, p
     assert not msgspec.json.decode(socket.recv(), type=Reply).ok
     context.destroy(linger=0)
     assert ask(served, Request("pause")).ok
+
+
+def test_a_setting_that_the_run_refuses_is_the_users_mistake(served, monkeypatch):
+    monkeypatch.setattr(rundir, "is_running", lambda path: True)
+    monkeypatch.setattr(control_cli, "ask", lambda path, request: Reply(False, "no such field"))
+    with pytest.raises(ConfigError, match="no such field"):
+        ctl(served, "set", "learner.lrr=1")
 
 
 def test_a_run_that_does_not_answer_is_an_error_with_the_next_step(tmp_path):
