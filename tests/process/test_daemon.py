@@ -116,10 +116,10 @@ def test_commands_act_on_a_running_daemon_and_are_recorded(daemon):
 
 @pytest.mark.parametrize("role", ["engine", "learner", "coordinator"])
 def test_a_process_that_hangs_is_killed_and_the_run_goes_on(daemon, role):
-    run = daemon("max_rollouts=20000", "max_steps=6", "daemon.checkpoint_every_steps=2", "daemon.hang_s=8.0")
+    run = daemon("max_rollouts=20000", "max_steps=40", "daemon.checkpoint_every_steps=2", "daemon.hang_s=8.0")
     run.wait_for_step(2)
     assert run.signal(role, signal.SIGSTOP)
-    run.assert_ended_well(6)
+    run.assert_ended_well(40)
     assert "it is killed" in (run.dir / "logs" / "daemon.log").read_text()
 
 
@@ -128,11 +128,11 @@ def test_chaos(daemon, seed):
     """Kills at random moments over every role; `just chaos` runs many seeds, this a single one."""
     rng = random.Random(seed)
     run = daemon(
-        *("max_rollouts=20000", "max_steps=9", f"seed={seed}"),
+        *("max_rollouts=20000", "max_steps=40", f"seed={seed}"),
         *("daemon.checkpoint_every_steps=3", "daemon.max_restarts=100"),
     )
     for role in rng.sample(sorted(ROLES), len(ROLES)):
         run.wait_for_step(1)
         time.sleep(rng.uniform(0.0, 3.0))
         run.signal(role, signal.SIGKILL)
-    run.assert_ended_well(9)
+    run.assert_ended_well(40)

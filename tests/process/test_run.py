@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 
-from pipeline import checkpoints, rundir
+from pipeline import rundir
 from pipeline.metrics import read_records
 
 pytestmark = pytest.mark.timeout(280)  # real processes import torch, and the machine may be busy
 
+# Long enough that a signal sent after a look at status.json, which is rewritten twice a second, finds the run at work.
+STEPS = 40
 SMALL = ["task.eval_per_level=1", "eval.final_num_rollouts=1", "eval.every_steps=0", "learner.batch_size=48"]
 
 
@@ -105,12 +107,12 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
 
 
 def test_a_run_leaves_everything_a_user_was_promised(start):
-    run = start("max_rollouts=240", "daemon.checkpoint_every_steps=2")
+    run = start("max_rollouts=20000", "max_steps=5", "daemon.checkpoint_every_steps=2")
     text = run.end()
     assert "pass@1" in text
     summary = json.loads((run.dir / "summary.json").read_text())
     assert summary["steps"] == 5
-    assert 240 <= summary["rollouts"] < 300
+    assert summary["rollouts"] >= 240
     for key in ("hard_pass_at_1", "mix_pass_at_1", "tokens", "wall_s", "lag_mean", "lag_max", "ess_mean"):
         assert summary[key] is not None, key
     assert len(list(run.dir.glob("*.png"))) >= 4
@@ -127,7 +129,7 @@ def test_a_run_leaves_everything_a_user_was_promised(start):
 
 
 def test_stop_then_resume_goes_on_where_it_was(start):
-    run = start("max_rollouts=20000", "max_steps=6", "sampler.max_attempts=16")
+    run = start("max_rollouts=20000", f"max_steps={STEPS}", "sampler.max_attempts=16")
     run.wait_until(lambda s: s.get("step", 0) >= 2)
     stop = Run._ngu("stop", str(run.dir))
     assert "checkpoint" in stop.communicate()[0]
@@ -135,47 +137,41 @@ def test_stop_then_resume_goes_on_where_it_was(start):
     status = run.status()
     assert status["state"] == "stopped"
     stopped_at = status["step"]
-    assert 2 <= stopped_at < 6
+    assert 2 <= stopped_at < STEPS
     run.resume()
     run.end()
     assert run.status()["state"] == "finished"
     steps = [r["step"] for r in read_records(run.dir / "metrics.jsonl") if r["kind"] == "step"]
-    assert steps == list(range(1, 7)), "no step twice, none missing"
+    assert steps == list(range(1, STEPS + 1)), "no step twice, none missing"
     assert run.open_and_total()[0] == 0
 
 
 @pytest.mark.parametrize("role", ["engine-0", "verifier"])
 def test_a_killed_engine_or_verifier_is_replaced_and_the_run_goes_on(start, role):
-    run = start("max_rollouts=480", "daemon.checkpoint_every_steps=0")
+    run = start("max_rollouts=20000", f"max_steps={STEPS}", "daemon.checkpoint_every_steps=0")
     run.wait_until(lambda s: s.get("step", 0) >= 1)
     (pid,) = run.pids(f"--name {role}")
     os.kill(pid, signal.SIGKILL)
     text = run.end()
     assert f"{role} was killed by signal 9" in text + run.logs()
     steps = [r["step"] for r in read_records(run.dir / "metrics.jsonl") if r["kind"] == "step"]
-    assert steps == list(range(1, 11)), "the learner and its steps are not touched"
-    open_attempts, total = run.open_and_total()
-    assert (open_attempts, total >= 480) == (0, True)
+    assert steps == list(range(1, STEPS + 1)), "the learner and its steps are not touched"
+    assert run.open_and_total()[0] == 0
 
 
 @pytest.mark.parametrize("role", ["learner", "pipeline.coordinator"])
 def test_a_killed_learner_or_coordinator_restarts_the_run_from_its_checkpoint(start, role):
-    run = start("max_rollouts=480", "daemon.checkpoint_every_steps=2")
+    run = start("max_rollouts=20000", f"max_steps={STEPS}", "daemon.checkpoint_every_steps=2")
     run.wait_until(lambda s: s.get("step", 0) >= 3)
     (pid,) = run.pids(f"-m {role} ")
     os.kill(pid, signal.SIGKILL)
     run.end()
-    summary = json.loads((run.dir / "summary.json").read_text())
-    checkpoint = checkpoints.latest(run.dir)
-    assert checkpoint is not None
-    # A batch that holds only rounds without variance costs its rollouts and no step.
-    empty = checkpoints.load(checkpoint).counters.get("empty_batches", 0)
-    assert summary["steps"] + empty == 10
+    assert json.loads((run.dir / "summary.json").read_text())["steps"] == STEPS
     assert run.open_and_total()[0] == 0
 
 
 def test_no_process_outlives_a_killed_supervisor_and_the_run_can_be_resumed(start):
-    run = start("max_rollouts=240", "daemon.checkpoint_every_steps=1")
+    run = start("max_rollouts=20000", f"max_steps={STEPS}", "daemon.checkpoint_every_steps=1")
     run.wait_until(lambda s: s.get("step", 0) >= 2)
     run.process.kill()
     run.output()
@@ -185,7 +181,7 @@ def test_no_process_outlives_a_killed_supervisor_and_the_run_can_be_resumed(star
     assert processes_of(run.dir) == []
     run.resume()
     run.end()
-    assert json.loads((run.dir / "summary.json").read_text())["steps"] == 5
+    assert json.loads((run.dir / "summary.json").read_text())["steps"] == STEPS
 
 
 def test_a_directory_in_use_is_refused_with_status_2(start):
