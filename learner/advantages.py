@@ -59,8 +59,9 @@ def batch_advantages(chains: Sequence[Chain], config: AdvantageConfig) -> list[n
 def chain_advantages(chain: Chain, config: AdvantageConfig) -> np.ndarray:
     """Advantages of one chain's kept rollouts before any step that needs the batch; [K] float64.
 
-    With means and deviations over all N attempts, also those whose rollouts are not kept (leaving out failures would
-    raise the baseline and weaken exactly the rare successes; Never Give Up, arXiv 2609.13443):
+    r are the rewards, or with `credit = "best"` what `best_of_chain` makes of them. Means and deviations are over all N
+    attempts, also those whose rollouts are not kept (leaving out failures would raise the baseline and weaken exactly
+    the rare successes; Never Give Up, arXiv 2609.13443):
 
     - `centered`, `batch_standardized`: r_i - mean(r)
     - `standardized`: (r_i - mean(r)) / std(r), the population deviation (GRPO, arXiv 2402.03300)
@@ -81,8 +82,20 @@ def chain_advantages(chain: Chain, config: AdvantageConfig) -> np.ndarray:
         return power_advantages(rewards, chain.round_sizes, config.alpha)[chain.draw_indices]
     if has_zero_variance(rewards):
         return np.zeros(chain.draw_indices.size)
+    if config.credit == "best":
+        rewards = best_of_chain(rewards)
     advantages = ((rewards - rewards.mean()) * _scale(rewards, config))[chain.draw_indices]
     return _anchored(advantages) if config.rescale == "anchor" else advantages
+
+
+def best_of_chain(rewards: np.ndarray) -> np.ndarray:
+    """1 where `rewards`, shape [N] float64 with variance, reach their maximum within a relative 1e-6, else 0.
+
+    The best of a chain is what it was sampled for. Paid by the reward itself, a group of partial solutions pulls
+    towards the easy part of a problem, and rollouts above the mean are reinforced beside a better one.
+    """
+    best = float(rewards.max())
+    return (rewards >= best - ZERO_VARIANCE_TOLERANCE * max(1.0, float(np.abs(rewards).max()))).astype(np.float64)
 
 
 def power_advantages(rewards: np.ndarray, round_sizes: Sequence[int], alpha: float) -> np.ndarray:

@@ -11,6 +11,7 @@ Level = Literal["token", "sequence"]
 Proximal = Literal["engine", "current", "approximate"]
 AdvantageKind = Literal["centered", "standardized", "leave_one_out", "batch_standardized", "max_rl", "power"]
 Rescale = Literal["none", "anchor", "ratio", "count_ratio"]
+Credit = Literal["reward", "best"]
 
 
 class _Loss(Section, frozen=True, tag_field="kind"):
@@ -167,9 +168,14 @@ class AdvantageConfig(Section, frozen=True):
 
     `rescale` makes up for rollouts of the chain that are not kept: "anchor" keeps positives and rescales the others so
     that the trained group sums to 0; "ratio" multiplies by the share kept; "count_ratio" by that share over its mean.
+
+    `credit` says what advantages are computed from: "reward", or "best", which counts every rollout at the best reward
+    of its chain as 1 and the rest as 0. For rewards of 0 and 1 both are the same; for graded ones "best" stops paying
+    for partial progress that the policy makes anyway.
     """
 
     kind: AdvantageKind = "standardized"
+    credit: Credit = "reward"
     rescale: Rescale = "none"
     alpha: Frac = 1.0
     clip: Positive = 4.0
@@ -177,6 +183,8 @@ class AdvantageConfig(Section, frozen=True):
     def __post_init__(self):
         if self.kind == "power" and self.rescale != "none":
             raise ValueError('rescale must be "none" for "power": rescaling undoes its predictable baseline')
+        if self.kind == "power" and self.credit != "reward":
+            raise ValueError('credit must be "reward" for "power": which rollout is the best depends on later draws')
 
 
 class LearnerConfig(Section, frozen=True):

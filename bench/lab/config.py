@@ -142,14 +142,9 @@ class LearningConfig(Table, frozen=True):
 
 
 class LabTable(Table, frozen=True):
-    """`hard_below`: the initial pass rate under which a problem counts as hard.
-
-    `credit`: what advantages are computed from. "best" pays 1 for each rollout that reaches the best reward of its
-    chain and 0 for every other; for two-valued rewards both are the same.
-    """
+    """`hard_below`: the initial pass rate under which a problem counts as hard."""
 
     hard_below: Probability = 0.02
-    credit: Literal["reward", "best"] = "reward"
     population: PopulationConfig = msgspec.field(default_factory=LevelsConfig)
     lengths: LengthsConfig = msgspec.field(default_factory=LengthsConfig)
     timing: TimingConfig = msgspec.field(default_factory=TimingConfig)

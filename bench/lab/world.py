@@ -242,7 +242,7 @@ class World:
     def _finish_step(self, groups: list[Group], num_attempts: int) -> None:
         loss = self._config.learner.loss
         chains = [self._closed.pop(g.chain_id) for g in groups]
-        advantages = batch_advantages([self._credit(g) for g in groups], self._config.learner.advantage)
+        advantages = batch_advantages([_rewards(g) for g in groups], self._config.learner.advantage)
         sizes = [len(chain.keep) for chain in chains]
         group = np.repeat(np.arange(len(chains)), sizes)
         tokens = np.array([chain.tokens[i] for chain in chains for i in chain.keep])
@@ -263,15 +263,13 @@ class World:
         self._batcher.consumed()
         self._tally.evaluate(self.policy, self._version, self._now)
 
-    def _credit(self, group: Group) -> RewardChain:
-        rewards = np.array(group.chain_rewards)
-        if self._config.lab.credit == "best":
-            rewards = (rewards >= rewards.max()).astype(np.float64)
-        return RewardChain(rewards, np.array(group.draw_indices), group.round_sizes)
-
     def _after(self, delay_s: float, happen: Callable[[], None]) -> None:
         self._num_events += 1
         heapq.heappush(self._events, (self._now + delay_s, self._num_events, happen))
+
+
+def _rewards(group: Group) -> RewardChain:
+    return RewardChain(np.array(group.chain_rewards), np.array(group.draw_indices), group.round_sizes)
 
 
 def _rollout(chain_id: int, version: int) -> Rollout:

@@ -210,8 +210,8 @@ def test_the_weight_of_fixed_groups_is_what_theory_says():
 
 def test_credit_for_the_best_changes_graded_rewards_only():
     ladder = ["lab.population.kind=ladder", "lab.population.num_problems=50"]
-    assert report(*ladder, "lab.credit=best") != report(*ladder)
-    assert report("lab.credit=best") == report()
+    assert report(*ladder, "learner.advantage.credit=best") != report(*ladder)
+    assert report("learner.advantage.credit=best") == report()
 
 
 @pytest.mark.parametrize(

@@ -133,3 +133,48 @@ def test_power_is_finite_and_trains_groups_without_variance(rewards, alpha):
 def test_power_refuses_to_be_rescaled():
     with pytest.raises(ValueError, match="predictable"):
         AdvantageConfig(kind="power", rescale="anchor")
+
+
+# --- credit for the best of a chain ---
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("centered", [-0.4, 0.6, -0.4, 0.6, -0.4]),
+        ("standardized", [-math.sqrt(2 / 3), math.sqrt(1.5), -math.sqrt(2 / 3), math.sqrt(1.5), -math.sqrt(2 / 3)]),
+        ("leave_one_out", [-0.5, 0.75, -0.5, 0.75, -0.5]),
+        ("max_rl", [-1, 1.5, -1, 1.5, -1]),
+    ],
+)
+def test_credit_for_the_best_counts_the_best_as_one_and_the_rest_as_nothing(kind, expected):
+    graded = [0.25, 0.75, 0.5, 0.75 - 1e-9, 0.0]
+    np.testing.assert_allclose(advantages(graded, kind, credit="best"), expected)
+    below_zero = [r - 3 for r in graded]
+    np.testing.assert_allclose(advantages(below_zero, kind, credit="best"), expected)
+
+
+def test_the_best_is_that_of_the_whole_chain():
+    graded = [0.5, 0.0, 0.25, 0.25]
+    np.testing.assert_allclose(advantages(graded, "centered", [1, 2, 3], credit="best"), [-0.25] * 3)
+    anchored = advantages([0.5, 0.25, 0.5, 0.75, 1.0], "centered", [2, 3, 4], credit="best", rescale="anchor")
+    np.testing.assert_allclose(anchored, [-0.4, -0.4, 0.8])
+
+
+@given(
+    st.lists(st.sampled_from([0.0, 1.0]), min_size=1, max_size=12),
+    st.sampled_from(["centered", "standardized", "leave_one_out", "batch_standardized", "max_rl"]),
+    st.sampled_from(["none", "anchor", "ratio", "count_ratio"]),
+)
+def test_credit_for_the_best_changes_no_advantage_of_zeros_and_ones(rewards, kind, rescale):
+    both = [advantages(rewards, kind, credit=credit, rescale=rescale).tolist() for credit in ("reward", "best")]
+    assert both[0] == both[1]
+
+
+def test_equal_rewards_have_no_best():
+    assert not advantages([0.5, 0.5, 0.5 + 1e-9], "centered", credit="best").any()
+
+
+def test_power_refuses_a_credit_that_knows_later_draws():
+    with pytest.raises(ValueError, match="depends on later draws"):
+        AdvantageConfig(kind="power", credit="best")
