@@ -14,8 +14,9 @@ def kept_attempts(
     """Indices into the chain's `rewards` (launch order), ascending.
 
     A success is a rollout above the chain's mean reward, a failure any other. For two-valued rewards that is right and
-    wrong; for graded ones it is the sign of the advantage (with `learner.advantage.credit = "best"` fewer are above
-    0, all of them successes), so what the gradient pushes up is always kept and the learner's anchored advantages (which fix the positives and rescale the rest) lose nothing that they would fix.
+    wrong; for graded ones it is the sign of the advantage (with `learner.advantage.credit = "best"` fewer are above 0,
+    all of them successes), so what the gradient pushes up is always kept and the learner's anchored advantages (which
+    fix the positives and rescale the rest) lose nothing that they would fix.
 
     - Rounds older than `keep_versions` policy versions are left out; the last round never is; -1 keeps all
       (`maintain_pending_ngu_age` of the `ngu` branch of allenai/open-instruct).
