@@ -15,7 +15,7 @@ import torch
 
 from learner.checkpoint import MODEL, load_checkpoint, save_checkpoint
 from learner.learner import Learner
-from learner.model import export_model_dir, load_model
+from learner.model import export_model_dir, load_model, load_reference
 from pipeline.channels import ENDPOINT, PeerSocket
 from pipeline.checkpoints import partial_dir
 from pipeline.config import Config, parse_config
@@ -48,7 +48,9 @@ class LearnerRole:
         if resume is not None:
             verify_manifest(resume)
         model, self.tokenizer = load_model(config.model.path if resume is None else str(resume / MODEL))
-        self.learner = Learner(model, config.learner, config.sampling.temperature)
+        kl = config.learner.kl
+        reference = load_reference(kl.reference or config.model.path, model) if kl.coef else None
+        self.learner = Learner(model, config.learner, config.sampling.temperature, reference=reference)
         if resume is not None:
             load_checkpoint(resume, self.learner)
         self.model_dir = run_dir / "model"

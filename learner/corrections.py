@@ -53,6 +53,17 @@ def rollout_means(values: Tensor, rows: Tensor) -> Tensor:
     return rollout_sums(values, rows) / rollout_sums(torch.ones_like(values), rows)
 
 
+def rollout_tails(values: Tensor, rows: Tensor) -> Tensor:
+    """For every token the sum of `values` from it to the end of its rollout, shape [N]; tokens stand in order."""
+    assert values.ndim == 1 and values.shape == rows.shape, f"shapes {tuple(values.shape)} and {tuple(rows.shape)}"
+    before = values.double().cumsum(0) - values
+    starts = torch.ones_like(rows, dtype=torch.bool)
+    starts[1:] = rows[1:] != rows[:-1]
+    first = starts.nonzero().squeeze(1)
+    before_rollout = before[first].repeat_interleave(torch.diff(first, append=first.new_tensor([rows.numel()])))
+    return (rollout_sums(values.double(), rows) - (before - before_rollout)).to(values.dtype)
+
+
 def weights_at(log_rho: Tensor, rows: Tensor, level: Level) -> Tensor:
     """rho_t, or at level "sequence" the product of the rollout's ratios for each of its tokens, shape [N].
 

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from learner.advantages import Chain, batch_advantages
-from learner.corrections import log_ratios, second_moment_bound
+from learner.advantages import Chain, batch_advantages, has_zero_variance
+from learner.corrections import k3_divergence, log_ratios, second_moment_bound
 from learner.losses import Tokens, batch_loss, rollout_normalizers
 from learner.model import canary_batch, completion_logprobs
 from learner.packing import TokenBatch, collate, micro_batches
+from learner.regularizers import entropy_loss, kl_loss
 from learner.report import StepReport, group_metrics, lost_engines, token_metrics
 from learner.staleness import TrainedTokens, wrong_logprobs
 from pipeline.errors import RunFailed, WireError
@@ -28,13 +29,14 @@ MAX_SKIPPED_IN_A_ROW = 8
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One rollout with what its tokens are multiplied by."""
+    """One rollout with what its tokens are multiplied by; `has_variance`: its group's rewards are not all equal."""
 
     rollout: Rollout
     prompt_ids: np.ndarray
     completion_ids: np.ndarray
     advantage: float
     normalizer: float
+    has_variance: bool
 
     @property
     def num_inputs(self) -> int:
@@ -49,8 +51,18 @@ class Learner:
     step simply publishes the same weights again.
     """
 
-    def __init__(self, model: PreTrainedModel, config: LearnerConfig, temperature: float, policy_version: int = 0):
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        config: LearnerConfig,
+        temperature: float,
+        policy_version: int = 0,
+        reference: PreTrainedModel | None = None,
+    ):
+        """`reference` is what [learner.kl] needs when its coefficient is above 0."""
+        assert reference is not None or not config.kl.coef
         self.model = model
+        self.reference = reference
         self.config = config
         self.temperature = temperature
         self.policy_version = policy_version
@@ -138,9 +150,13 @@ class Learner:
         num_tokens = np.array([rollout.num_tokens for rollout in rollouts], dtype=np.int64)
         normalizers = rollout_normalizers(num_tokens, group_index, self.config.loss.aggregation, num_attempts)
         flat_advantages = np.concatenate([np.zeros(0), *advantages])
+        has_variance = [not has_zero_variance(np.asarray(g.chain_rewards)) for g in groups for _ in g.rollouts]
+        figures = zip(rollouts, flat_advantages, normalizers, has_variance, strict=True)
         rows = [
-            _Row(rollout, rollout.prompt_array(), rollout.completion_array(), float(advantage), float(normalizer))
-            for rollout, advantage, normalizer in zip(rollouts, flat_advantages, normalizers, strict=True)
+            _Row(
+                rollout, rollout.prompt_array(), rollout.completion_array(), float(advantage), float(normalizer), mixed
+            )
+            for rollout, advantage, normalizer, mixed in figures
             if rollout.num_tokens
         ]
         for row in rows:
@@ -180,10 +196,9 @@ class Learner:
     def _score(self, rows: Sequence[_Row]) -> tuple[Tokens, Tensor]:
         """The rows' tokens under the current policy and the entropies of the distributions they are from."""
         device = self.model.device
-        batch = TokenBatch(
-            *(t.to(device) for t in collate([r.prompt_ids for r in rows], [r.completion_ids for r in rows]))
+        logprobs, entropies = completion_logprobs(
+            self.model, self._collate(rows), self.temperature, entropy_gradient=bool(self.config.entropy.coef)
         )
-        logprobs, entropies = completion_logprobs(self.model, batch, self.temperature)
         counts = torch.tensor([row.completion_ids.size for row in rows])
 
         def per_token(values: Sequence[float]) -> Tensor:
@@ -201,23 +216,49 @@ class Learner:
         )
         return tokens, entropies
 
+    def _collate(self, rows: Sequence[_Row]) -> TokenBatch:
+        parts = collate([r.prompt_ids for r in rows], [r.completion_ids for r in rows])
+        return TokenBatch(*(t.to(self.model.device) for t in parts))
+
     def _forward_backward(
         self, rows: Sequence[_Row], engine_ids: Sequence[str], moment_bound: float
     ) -> tuple[float, TrainedTokens]:
         tokens, entropies = self._score(rows)
         objective = batch_loss(tokens, self.config.loss, self.config.corrections, moment_bound)
-        objective.loss.backward()
+        regularization, ref_kl = self._regularization(rows, tokens, entropies, ~objective.masked.any(1))
+        loss = objective.loss + regularization
+        loss.backward()
         engine_index = torch.tensor([engine_ids.index(row.rollout.engine_id) for row in rows])
-        return float(objective.loss.detach()), TrainedTokens(
+        return float(loss.detach()), TrainedTokens(
             learner_logprobs=tokens.logprobs.detach().cpu(),
             engine_logprobs=tokens.engine_logprobs.cpu(),
-            entropies=entropies.cpu(),
+            entropies=entropies.detach().cpu(),
+            ref_kl=ref_kl.cpu(),
             lags=tokens.lags.cpu(),
             engine_index=engine_index[tokens.rows.cpu()],
             weights=objective.weights.cpu(),
             applied=objective.applied.cpu(),
             masked=objective.masked.cpu(),
         )
+
+    def _regularization(
+        self, rows: Sequence[_Row], tokens: Tokens, entropies: Tensor, kept: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The KL and entropy terms of tokens that no mask leaves out, and every token's divergence from the reference,
+        [N], 0 without one.
+        """
+        kl, entropy = self.config.kl, self.config.entropy
+        has_variance = torch.tensor([row.has_variance for row in rows], device=kept.device)[tokens.rows]
+        loss, ref_kl = tokens.logprobs.new_zeros(()), torch.zeros_like(entropies)
+        if self.reference is not None and kl.coef:
+            with torch.no_grad():
+                ref_logprobs, _ = completion_logprobs(self.reference, self._collate(rows), self.temperature)
+            takes_part = kept & (has_variance | kl.zero_variance)
+            loss = loss + kl_loss(tokens, ref_logprobs, takes_part, kl, self.config.corrections)
+            ref_kl = k3_divergence(ref_logprobs, tokens.logprobs.detach())
+        if entropy.coef:
+            loss = loss + entropy_loss(tokens, entropies, kept & (has_variance | entropy.zero_variance), entropy)
+        return loss, ref_kl
 
     def _refusal(self, loss: float, grad_norm: float, tokens: TrainedTokens, engine_ids: Sequence[str]) -> str:
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):

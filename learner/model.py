@@ -76,7 +76,11 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
 
 
 def completion_logprobs(
-    model: PreTrainedModel, batch: TokenBatch, temperature: float, max_logits: int = MAX_LOGITS
+    model: PreTrainedModel,
+    batch: TokenBatch,
+    temperature: float,
+    max_logits: int = MAX_LOGITS,
+    entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """log pi_T(y_t | prompt, y_<t) of every target, and the entropy of the distribution it was drawn from, in nats.
 
@@ -85,7 +89,7 @@ def completion_logprobs(
     time: beyond that the positions are cut into chunks whose logits are recomputed in the backward pass.
 
     Returns:
-        [N] logprobs with gradient, [N] entropies without, in the order of `batch.targets`.
+        [N] logprobs with gradient, [N] entropies without unless `entropy_gradient`, in the order of `batch.targets`.
     """
     assert batch.positions.shape == batch.targets.shape and batch.positions.ndim == 1
     hidden = model.base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
@@ -93,36 +97,52 @@ def completion_logprobs(
     head: Any = model.get_output_embeddings()
     chunk = max(1, max_logits // head.weight.shape[0])
     if hidden.shape[0] <= chunk:
-        return _head_logprobs(hidden, head.weight, head.bias, batch.targets, temperature)
+        return _head_logprobs(hidden, head.weight, head.bias, batch.targets, temperature, entropy_gradient)
     parts: list[tuple[Tensor, Tensor]] = [
-        checkpoint(_head_logprobs, part, head.weight, head.bias, targets, temperature, use_reentrant=False)
+        checkpoint(
+            _head_logprobs, part, head.weight, head.bias, targets, temperature, entropy_gradient, use_reentrant=False
+        )
         for part, targets in zip(hidden.split(chunk), batch.targets.split(chunk), strict=True)
     ]
     return torch.cat([logprobs for logprobs, _ in parts]), torch.cat([entropies for _, entropies in parts])
 
 
 def _head_logprobs(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float, entropy_gradient: bool
 ) -> tuple[Tensor, Tensor]:
     dtype = torch.promote_types(hidden.dtype, torch.float32)
     logits = torch.nn.functional.linear(hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
     all_logprobs = torch.log_softmax(logits / temperature, dim=-1)
     logprobs = all_logprobs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-    with torch.no_grad():
-        # A token of probability 0 adds 0, not 0 * inf.
-        entropies = -torch.where(all_logprobs > -torch.inf, all_logprobs.exp() * all_logprobs, 0.0).sum(-1)
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+        # A token of probability 0 adds 0, not 0 * inf, and its gradient likewise.
+        finite = all_logprobs.clamp(min=torch.finfo(dtype).min)
+        entropies = -(finite.exp() * finite).sum(-1)
     return logprobs, entropies
+
+
+def _vocab_size(model: PreTrainedModel) -> int:
+    embeddings: Any = model.get_input_embeddings()
+    return embeddings.weight.shape[0]
 
 
 def canary_batch(model: PreTrainedModel) -> tuple[Tensor, TokenBatch]:
     """Token ids, [T] int64, that depend on the vocabulary only, and the batch that predicts all but the first."""
-    embeddings: Any = model.get_input_embeddings()
-    vocab_size = embeddings.weight.shape[0]
+    vocab_size = _vocab_size(model)
     length = min(CANARY_TOKENS, getattr(model.config, "max_position_embeddings", CANARY_TOKENS))
     ids = (torch.arange(length, dtype=torch.int64) * 7919 + 1) % vocab_size  # a prime step visits distinct tokens
     ids = ids.to(model.device)
     positions = torch.arange(length - 1, device=model.device)
     return ids, TokenBatch(ids[:-1].unsqueeze(0), positions, ids[1:])
+
+
+def load_reference(path: str, model: PreTrainedModel) -> PreTrainedModel:
+    """The frozen model that `model` is held near to; raises ConfigError where their vocabularies differ."""
+    reference, _ = load_model(path)
+    theirs, ours = _vocab_size(reference), _vocab_size(model)
+    if theirs != ours:
+        raise ConfigError(f"learner.kl.reference {path}: its vocabulary has {theirs} tokens, the policy's {ours}")
+    return reference.requires_grad_(False)
 
 
 @torch.no_grad()

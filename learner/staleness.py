@@ -22,12 +22,14 @@ MIN_BUCKET_TOKENS = 256
 class TrainedTokens:
     """Every trained token of a batch, in one order: tensors on the CPU, all of shape [N] but `masked`, [N, M].
 
-    `weights`, `applied` and `masked` are those of `losses.Objective`.
+    `weights`, `applied` and `masked` are those of `losses.Objective`; `ref_kl` estimates the divergence from the
+    reference policy, 0 without one.
     """
 
     learner_logprobs: Tensor
     engine_logprobs: Tensor
     entropies: Tensor
+    ref_kl: Tensor
     lags: Tensor
     engine_index: Tensor
     weights: Tensor
@@ -50,7 +52,7 @@ class TrainedTokens:
     @classmethod
     def joined(cls, parts: Sequence["TrainedTokens"], num_masks: int) -> "TrainedTokens":
         if not parts:
-            return cls(*[torch.zeros(0)] * 7, masked=torch.zeros((0, num_masks), dtype=torch.bool))
+            return cls(*[torch.zeros(0)] * 8, masked=torch.zeros((0, num_masks), dtype=torch.bool))
         fields = cls.__dataclass_fields__
         return cls(**{name: torch.cat([getattr(part, name) for part in parts]) for name in fields})
 

@@ -8,6 +8,7 @@ from pipeline.sections import Frac, NonNegative, NonNegativeInt, Positive, Posit
 
 Aggregation = Literal["token", "sequence", "prompt", "launched"]
 Level = Literal["token", "sequence"]
+KlEstimator = Literal["k1", "k2", "k3"]
 Proximal = Literal["engine", "current", "approximate"]
 AdvantageKind = Literal["centered", "standardized", "leave_one_out", "batch_standardized", "max_rl", "power"]
 Rescale = Literal["none", "anchor", "ratio", "count_ratio"]
@@ -187,6 +188,31 @@ class AdvantageConfig(Section, frozen=True):
             raise ValueError('credit must be "reward" for "power": which rollout is the best depends on later draws')
 
 
+class KlConfig(Section, frozen=True):
+    """A penalty of `coef` times the divergence from a frozen reference policy: the model at `reference`, or the run's
+    own initial weights if that is empty. `coef = 0` loads no reference.
+
+    `estimator` decides what is differentiated: "k1" KL(policy || reference) of whole rollouts (the log ratio in the
+    reward), "k2" the same of each token's distribution, "k3" the term that GRPO publishes, which pulls as KL(reference
+    || policy). Tokens of old policies are weighted as [learner.corrections] says. `zero_variance` lets groups whose
+    rewards are all equal take part; they reach the learner only if the sampler does not drop them.
+    """
+
+    coef: NonNegative = 0.0
+    estimator: KlEstimator = "k2"
+    reference: str = ""
+    zero_variance: bool = True
+
+
+class EntropyConfig(Section, frozen=True):
+    """`coef` times the entropy of the policy at every trained token is added to the objective: above 0 a bonus, below 0
+    a penalty. `zero_variance` as for [learner.kl].
+    """
+
+    coef: float = 0.0
+    zero_variance: bool = True
+
+
 class LearnerConfig(Section, frozen=True):
     """`batch_by` says what `batch_size` counts: `attempts` launched (zero-variance groups are not replaced),
     `completions` trained, or `groups` trained (both refill).
@@ -203,3 +229,5 @@ class LearnerConfig(Section, frozen=True):
     advantage: AdvantageConfig = msgspec.field(default_factory=AdvantageConfig)
     loss: LossConfig = msgspec.field(default_factory=CispoConfig)
     corrections: CorrectionsConfig = msgspec.field(default_factory=CorrectionsConfig)
+    kl: KlConfig = msgspec.field(default_factory=KlConfig)
+    entropy: EntropyConfig = msgspec.field(default_factory=EntropyConfig)

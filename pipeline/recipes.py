@@ -73,8 +73,8 @@ _DAPO = Recipe(
 
 _GRPO = Recipe(
     "GRPO (DeepSeekMath, arXiv 2402.03300): 16 problems x 64 rollouts, group-normalised advantages, mean over "
-    "rollouts, one update a batch, synchronous; groups without variance stay in the mean.\n"
-    "Not available: the KL penalty to a reference policy (published coefficient 0.04).",
+    "rollouts, one update a batch, synchronous; groups without variance stay in the mean; the published KL term in the "
+    "loss, whose gradient is that of KL(reference || policy).",
     {
         "sampler": {"kind": "fixed", "num_rollouts": 64, "drop_zero_variance": False},
         "learner": {
@@ -83,6 +83,7 @@ _GRPO = Recipe(
             "batch_size": 16,
             "advantage": {"kind": "standardized", "clip": OFF},
             "loss": {"kind": "grpo", "eps_low": 0.2, "eps_high": 0.2, "aggregation": "sequence"},
+            "kl": {"coef": 0.04, "estimator": "k3"},
         },
         "staleness": {"max_lag": 0},
     },
@@ -167,8 +168,9 @@ RECIPES: dict[RecipeName, Recipe] = {
     "ngu": _NGU,
     "isocompute-easy": _isocompute(
         "Easy problems (pass rate 0.3 to 0.6): up to 512 rollouts a problem paid off.\n"
-        "Not available: the KL and entropy terms of this recipe, and so the question whether they see groups without "
-        "variance. The curve's midpoint and steepness are ours: they are not published in numbers.",
+        "Add its KL and entropy terms by learner.kl.coef and learner.entropy.coef: their sizes are not published, nor "
+        "are the curve's midpoint and steepness, which are ours. Not available: groups without variance in these terms, "
+        "because this sampler drops them.",
         log2_largest=9.0,
     ),
     "isocompute-hard": _isocompute(
