@@ -150,13 +150,10 @@ class Learner:
         num_tokens = np.array([rollout.num_tokens for rollout in rollouts], dtype=np.int64)
         normalizers = rollout_normalizers(num_tokens, group_index, self.config.loss.aggregation, num_attempts)
         flat_advantages = np.concatenate([np.zeros(0), *advantages])
-        has_variance = [not has_zero_variance(np.asarray(g.chain_rewards)) for g in groups for _ in g.rollouts]
-        figures = zip(rollouts, flat_advantages, normalizers, has_variance, strict=True)
+        mixed = [not has_zero_variance(np.asarray(g.chain_rewards)) for g in groups for _ in g.rollouts]
         rows = [
-            _Row(
-                rollout, rollout.prompt_array(), rollout.completion_array(), float(advantage), float(normalizer), mixed
-            )
-            for rollout, advantage, normalizer, mixed in figures
+            _Row(rollout, rollout.prompt_array(), rollout.completion_array(), float(advantage), float(normalizer), mix)
+            for rollout, advantage, normalizer, mix in zip(rollouts, flat_advantages, normalizers, mixed, strict=True)
             if rollout.num_tokens
         ]
         for row in rows:

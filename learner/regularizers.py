@@ -34,8 +34,8 @@ def kl_surrogate(tokens: Tokens, ref_logprobs: Tensor, estimator: KlEstimator) -
     """[N], to be minimised; with l_t = log pi(y_t) - log pi_ref(y_t) and tokens of pi, its expected gradient is
 
     - k1: sg(sum of l_s, s >= t) log pi(y_t), the estimator as part of the reward: the gradient of KL(pi || pi_ref)
-      over whole rollouts, which also weighs where a token leads. (To differentiate l_t itself would give E[grad log pi],
-      which is 0.)
+      over whole rollouts, which also weighs where a token leads. (Differentiating l_t itself would give
+      E[grad log pi] = 0.)
     - k2: l_t^2 / 2, the gradient of KL(pi || pi_ref) of every token's own distribution, its prefix held fixed
     - k3: e^-l_t - 1 + l_t, as GRPO (arXiv 2402.03300) has it in the loss: the estimate is one of KL(pi || pi_ref), but
       its gradient, (1 - e^-l_t) grad log pi, is that of KL(pi_ref || pi)

@@ -169,8 +169,8 @@ RECIPES: dict[RecipeName, Recipe] = {
     "isocompute-easy": _isocompute(
         "Easy problems (pass rate 0.3 to 0.6): up to 512 rollouts a problem paid off.\n"
         "Add its KL and entropy terms by learner.kl.coef and learner.entropy.coef: their sizes are not published, nor "
-        "are the curve's midpoint and steepness, which are ours. Not available: groups without variance in these terms, "
-        "because this sampler drops them.",
+        "are the curve's midpoint and steepness, which are ours. Not available: groups without variance in these "
+        "terms, because this sampler drops them.",
         log2_largest=9.0,
     ),
     "isocompute-hard": _isocompute(
