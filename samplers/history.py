@@ -23,9 +23,10 @@ class HistoryConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     retire_min_attempts: Annotated[int, msgspec.Meta(ge=1)] = 16
 
 
-class Record(msgspec.Struct, array_like=True, gc=False):
-    """One problem. `attempts` and `correct` count every judged rollout, `first_*` those of first rounds only.
+class Record(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One problem; replaced as a whole, which costs less than writing its fields.
 
+    `attempts` and `correct` count every judged rollout, `first_*` those of first rounds only.
     `solved_streak` is the number of visits in a row whose first round was all correct, `skips_left` how many more
     times the stream's offer passes by, `best_reward` the best ever seen.
     """
@@ -39,6 +40,9 @@ class Record(msgspec.Struct, array_like=True, gc=False):
     solved_streak: int = 0
     skips_left: int = 0
     retired: bool = False
+
+
+UNKNOWN = Record()
 
 
 class HistoryState(msgspec.Struct):
@@ -57,53 +61,57 @@ class History:
     def __init__(self, config: HistoryConfig, num_problems: int | None):
         self._config = config
         self._remembers = num_problems is not None
-        self._records: dict[str, Record] = {}
+        self.records: dict[str, Record] = {}
         self._first_attempts = 0
         self._first_correct = 0
         self.num_retired = 0
 
-    def get(self, problem_id: str) -> Record | None:
-        return self._records.get(problem_id)
-
-    def observe(self, problem_id: str, outcome: Outcome) -> None:
-        """Add a finished round with at least one judged rollout."""
+    def observe(self, problem_id: str, outcome: Outcome, best: float) -> None:
+        """Add a finished round with at least one judged rollout; `best` is its highest reward."""
         num, correct = len(outcome.correct), sum(outcome.correct)
-        if outcome.round == 0:
+        is_first = outcome.round == 0
+        if is_first:
             self._first_attempts += num
             self._first_correct += correct
         if not self._remembers:
             return
-        record = self._records.get(problem_id)
-        if record is None:
-            record = self._records[problem_id] = Record()
-        if outcome.round == 0:
-            record.visits += 1
-            record.first_attempts += num
-            record.first_correct += correct
-            record.solved_streak = record.solved_streak + 1 if correct == num else 0
-            record.skips_left = self._cool_down(record.solved_streak)
-        record.attempts += num
-        record.correct += correct
-        best = max(outcome.rewards)
-        if record.best_reward is None or best > record.best_reward:
-            record.best_reward = best
-        self._retire_if_learnt(record)
+        old = self.records.get(problem_id, UNKNOWN)
+        if old.best_reward is not None and old.best_reward > best:
+            best = old.best_reward
+        attempts, all_correct = old.attempts + num, old.correct + correct
+        retired = old.retired
+        if self._config.retire_at is not None and not retired and self._is_learnt(attempts, all_correct):
+            retired = True
+            self.num_retired += 1
+        if is_first:
+            streak = old.solved_streak + 1 if correct == num else 0
+            visits, skips = old.visits + 1, self._cool_down(streak) if streak else 0
+            first_num, first_correct = old.first_attempts + num, old.first_correct + correct
+        else:
+            visits, streak, skips = old.visits, old.solved_streak, old.skips_left
+            first_num, first_correct = old.first_attempts, old.first_correct
+        self.records[problem_id] = Record(
+            visits, attempts, all_correct, first_num, first_correct, best, streak, skips, retired
+        )
+
+    def pass_by(self, problem_id: str) -> int:
+        """The stream's offer of a cooling problem is declined; how many more will be."""
+        record = self.records[problem_id]
+        self.records[problem_id] = msgspec.structs.replace(record, skips_left=record.skips_left - 1)
+        return record.skips_left - 1
 
     def _cool_down(self, streak: int) -> int:
         """`cool_down`, doubled for each solved visit in a row after the first."""
         doublings = min(streak - 1, MAX_COOL_DOWN.bit_length())
-        return min(self._config.cool_down << doublings, MAX_COOL_DOWN) if streak else 0
+        return min(self._config.cool_down << doublings, MAX_COOL_DOWN)
 
-    def _retire_if_learnt(self, record: Record) -> None:
+    def _is_learnt(self, attempts: int, correct: int) -> bool:
         """No-Positive-Resampling (ScaleRL, arXiv 2510.13786): a problem with a high historical pass rate is dropped for
         good. The rate is over all attempts of all visits.
         """
         config = self._config
-        if config.retire_at is None or record.retired or record.attempts < config.retire_min_attempts:
-            return
-        if record.correct >= config.retire_at * record.attempts:
-            record.retired = True
-            self.num_retired += 1
+        enough = attempts >= config.retire_min_attempts
+        return config.retire_at is not None and enough and correct >= config.retire_at * attempts
 
     def posterior_mean(self, problem_id: str, prior_correct: float = 1.0, prior_incorrect: float = 1.0) -> float:
         """Mean of Beta(prior_correct + successes, prior_incorrect + failures) over all attempts.
@@ -111,12 +119,12 @@ class History:
         The likelihood of a chain does not depend on why it stopped, so the posterior holds under any stopping rule. The
         plain rate does not: stopped at the first success it averages -p ln p/(1 - p), well above p.
         """
-        record = self._records.get(problem_id, Record())
+        record = self.records.get(problem_id, UNKNOWN)
         return (prior_correct + record.correct) / (prior_correct + prior_incorrect + record.attempts)
 
     def first_round_rate(self, problem_id: str) -> float | None:
         """Pass rate over first rounds only: the unbiased one, for reports. None before the first visit."""
-        record = self._records.get(problem_id)
+        record = self.records.get(problem_id)
         return record.first_correct / record.first_attempts if record and record.first_attempts else None
 
     def stats(self) -> dict[str, float]:
@@ -128,10 +136,10 @@ class History:
 
     def state(self) -> HistoryState:
         """The live records, for `msgspec.to_builtins` to copy at once."""
-        return HistoryState(self._records, self._first_attempts, self._first_correct)
+        return HistoryState(self.records, self._first_attempts, self._first_correct)
 
     def restore(self, state: HistoryState) -> None:
-        self._records = state.records
+        self.records = state.records
         self._first_attempts = state.first_attempts
         self._first_correct = state.first_correct
         self.num_retired = sum(r.retired for r in state.records.values())

@@ -37,27 +37,31 @@ class Intake:
         open it is taken all the same, before any that cools down.
         """
         launches: list[Launch] = []
-        next_problem, pending, history = self._stream.next_problem, self._pending, self._history
+        next_problem, pending, records = self._stream.next_problem, self._pending, self._history.records
         num_problems = self._stream.num_problems
         # An endless stream repeats nothing, so only a broken one could show pending problems over and over.
         skips_left = len(pending) + 1 if num_problems is None else num_problems
+        num_free = budget if num_problems is None else self._num_free(num_problems)
         nearest: Problem | None = None
         nearest_skips = 0
-        while budget > 0 and skips_left > 0 and (num_problems is None or self._num_free(num_problems) > 0):
+        while budget > 0 and skips_left > 0 and num_free > 0:
             problem = next_problem()
-            record = history.get(problem.problem_id)
-            is_due = problem.problem_id not in pending and (record is None or not (record.retired or record.skips_left))
+            problem_id = problem.problem_id
+            record = records.get(problem_id)
+            is_due = problem_id not in pending and (record is None or not (record.retired or record.skips_left))
             if is_due and not (passes_by is not None and passes_by(problem)):
-                launches.append(self._open(problem, size(problem)))
-                budget -= launches[-1].num_rollouts
+                num_rollouts = size(problem)
+                launches.append(self._open(problem, num_rollouts))
+                budget -= num_rollouts
+                num_free -= 1
                 continue
             skips_left -= 1
             if is_due and (nearest is None or nearest_skips > 0):
                 nearest, nearest_skips = problem, 0
             elif record is not None and record.skips_left > 0 and not record.retired:
-                record.skips_left -= 1
-                if nearest is None or record.skips_left < nearest_skips:
-                    nearest, nearest_skips = problem, record.skips_left
+                skips = self._history.pass_by(problem_id)
+                if nearest is None or skips < nearest_skips:
+                    nearest, nearest_skips = problem, skips
         if nearest is not None and not pending and budget > 0:
             launches.append(self._open(nearest, size(nearest)))
         return launches
@@ -85,10 +89,10 @@ class Intake:
         self._pending = set(pending)
 
     def _open(self, problem: Problem, num_rollouts: int) -> Launch:
+        chain_id, ticket = self._next_chain_id, self._next_ticket
         self._pending.add(problem.problem_id)
-        chain_id = self._next_chain_id
-        self._next_chain_id += 1
-        return self.reopen(chain_id, 0, problem, num_rollouts)
+        self._next_chain_id, self._next_ticket = chain_id + 1, ticket + 1
+        return Launch(chain_id, 0, problem, num_rollouts, ticket)
 
     def _num_free(self, num_problems: int) -> int:
         """At least how many problems are neither pending nor retired (one may be both: retired in its last round)."""

@@ -16,7 +16,7 @@ from samplers.base import Decision, Launch, Outcome, Problem, ProblemStream
 from samplers.coin import uniform
 from samplers.history import History, HistoryConfig, HistoryState
 from samplers.intake import Intake, IntakeState
-from samplers.retention import kept_attempts
+from samplers.retention import kept_at_any_age, kept_attempts
 from samplers.rewards import exceeds, no_variance_reason
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
@@ -67,40 +67,44 @@ class NeverGiveUpConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
             raise ValueError("max_attempts must be at least round_size")
 
 
-class Chain(msgspec.Struct, gc=False):
-    """An open chain, now at round `round`: `in_flight` rollouts of it are out, or `waiting` ones are to be launched.
+class Past(msgspec.Struct, frozen=True, gc=False):
+    """What a chain that waits or was launched again has behind it.
 
-    The other of the two is 0. `rewards` are those of all judged attempts in launch order.
+    `rewards` of all judged attempts in launch order, [N]; `round_sizes`, which sum to N, and `oldest_versions` have one
+    entry a round; `best` and `worst` are those of `rewards`.
     """
 
+    num_launched: int
+    rewards: tuple[float, ...]
+    round_sizes: tuple[int, ...]
+    oldest_versions: tuple[int, ...]
+    best: float
+    worst: float
+
+    def plus(self, last: "Past") -> "Past":
+        return Past(
+            self.num_launched + last.num_launched,
+            self.rewards + last.rewards,
+            self.round_sizes + last.round_sizes,
+            self.oldest_versions + last.oldest_versions,
+            max(self.best, last.best),
+            min(self.worst, last.worst),
+        )
+
+
+class Retry(msgspec.Struct, frozen=True, gc=False):
+    """Another round of `num_rollouts` that waits to be launched."""
+
     chain_id: int
+    round: int
     problem: Problem
-    in_flight: int
-    waiting: int = 0
-    round: int = 0
-    num_launched: int = 0
-    rewards: list[float] = []
-    round_sizes: list[int] = []
-    oldest_versions: list[int] = []
-    best: float | None = None
-    worst: float | None = None
-
-    def add(self, outcome: Outcome) -> None:
-        self.rewards.extend(outcome.rewards)
-        self.round_sizes.append(len(outcome.rewards))
-        self.oldest_versions.append(outcome.oldest_version)
-        best, worst = max(outcome.rewards), min(outcome.rewards)
-        self.best = best if self.best is None else max(best, self.best)
-        self.worst = worst if self.worst is None else min(worst, self.worst)
-
-    @property
-    def has_variance(self) -> bool:
-        return self.best is not None and self.worst is not None and exceeds(self.best, self.worst)
+    num_rollouts: int
 
 
 class NeverGiveUpState(msgspec.Struct, forbid_unknown_fields=True):
-    chains: list[Chain]
-    retries: list[int]
+    in_flight: list[Launch]
+    retries: list[Retry]
+    pasts: dict[int, Past]
     intake: IntakeState
     history: HistoryState
 
@@ -111,10 +115,13 @@ class NeverGiveUpSampler:
         self._seed = seed
         self._history = History(config.history, stream.num_problems)
         self._intake = Intake(stream, self._history)
-        self._chains: dict[int, Chain] = {}
-        self._retries: deque[int] = deque()  # chains that wait for their next round, longest wait first
-        self._in_flight = 0
-        self._retries_in_flight = 0
+        # An open chain is either in flight, as the launch of its present round, or waits for its next one. Most chains
+        # end with their first round and have no past, so for them nothing else is ever made.
+        self._in_flight: dict[int, Launch] = {}
+        self._retries: deque[Retry] = deque()  # longest wait first
+        self._pasts: dict[int, Past] = {}
+        self._num_in_flight = 0
+        self._num_retried = 0  # of those in flight
 
     def propose(self, budget: int) -> list[Launch]:
         """Retries, longest wait first, up to their share; then fresh problems; then, if those ran out, retries again.
@@ -123,92 +130,119 @@ class NeverGiveUpSampler:
         waits, and no other passes it; one larger than the whole share goes when no retry is in flight. So fresh
         problems find room whatever waits, and every retry gets its turn.
         """
-        share = self._config.max_retry_frac * (self._in_flight + budget)
+        share = self._config.max_retry_frac * (self._num_in_flight + budget)
         launches: list[Launch] = []
-        while budget > 0 and self._retries and self._fits(self._chains[self._retries[0]].waiting, share):
+        while budget > 0 and self._retries and self._fits(self._retries[0].num_rollouts, share):
             budget -= self._launch_retry(launches)
         if budget > 0:
-            for launch in self._intake.open_chains(budget, lambda _: self._config.round_size):
-                self._launched(Chain(launch.chain_id, launch.problem, launch.num_rollouts))
-                launches.append(launch)
-                budget -= launch.num_rollouts
+            round_size = self._config.round_size
+            fresh = self._intake.open_chains(budget, lambda _: round_size)
+            for launch in fresh:
+                self._in_flight[launch.chain_id] = launch
+            self._num_in_flight += round_size * len(fresh)
+            budget -= round_size * len(fresh)
+            launches += fresh
         while budget > 0 and self._retries:
             budget -= self._launch_retry(launches)
         return launches
 
     def observe(self, outcome: Outcome) -> list[Decision]:
         """Raises ValueError if that round is not in flight."""
-        chain = self._chains.get(outcome.chain_id)
-        if chain is None or not chain.in_flight or chain.round != outcome.round:
-            raise ValueError(f"chain {outcome.chain_id} has no round {outcome.round} in flight")
-        self._landed(chain)
-        if not outcome.rewards:
-            self._close(chain)
-            return [Decision(chain.chain_id, "drop", "unverifiable")]
-        bar = self._bar(chain)
-        chain.add(outcome)
-        self._history.observe(chain.problem.problem_id, outcome)
-        decision = self._decide(chain, outcome, bar)
-        if decision.action == "retry":
-            chain.round += 1
-            self._retries.append(chain.chain_id)
-        else:
-            self._close(chain)
-        return [decision]
+        chain_id = outcome.chain_id
+        launch = self._in_flight.get(chain_id)
+        if launch is None or launch.round != outcome.round:
+            raise ValueError(f"chain {chain_id} has no round {outcome.round} in flight")
+        past = self._landed(launch)
+        problem_id = launch.problem.problem_id
+        rewards = outcome.rewards
+        if not rewards:
+            self._intake.close(problem_id)
+            return [Decision(chain_id, "drop", "unverifiable")]
+        best = max(rewards)
+        bar = None if past is None else past.best
+        if self._config.accept == "history":
+            bar = self._best_ever(problem_id, bar)
+        self._history.observe(problem_id, outcome, best)
+        chain = Past(launch.num_rollouts, rewards, (len(rewards),), (outcome.oldest_version,), best, min(rewards))
+        if past is not None:
+            chain = past.plus(chain)
+        ruling = self._decide(chain, outcome, best, bar)
+        if isinstance(ruling, int):
+            self._pasts[chain_id] = chain
+            self._retries.append(Retry(chain_id, outcome.round + 1, launch.problem, ruling))
+            return [Decision(chain_id, "retry", "retry")]
+        self._intake.close(problem_id)
+        return [ruling]
 
     def abandon(self, chain_id: int) -> None:
         """Raises ValueError if that chain is not open."""
-        chain = self._chains.get(chain_id)
-        if chain is None:
-            raise ValueError(f"chain {chain_id} is not open; it may be abandoned only once")
-        if chain.waiting:
-            self._retries.remove(chain_id)
+        launch = self._in_flight.get(chain_id)
+        if launch is not None:
+            self._landed(launch)
+            self._intake.close(launch.problem.problem_id)
+            return
+        for retry in self._retries:
+            if retry.chain_id == chain_id:
+                break
         else:
-            self._landed(chain)
-        self._close(chain)
+            raise ValueError(f"chain {chain_id} is not open; it may be abandoned only once")
+        self._retries.remove(retry)
+        del self._pasts[chain_id]
+        self._intake.close(retry.problem.problem_id)
 
     def stats(self) -> dict[str, float]:
         return {
-            "open_chains": float(len(self._chains)),
+            "open_chains": float(len(self._in_flight) + len(self._retries)),
             "retries_waiting": float(len(self._retries)),
-            "retry_frac_in_flight": self._retries_in_flight / self._in_flight if self._in_flight else 0.0,
+            "retry_frac_in_flight": self._num_retried / self._num_in_flight if self._num_in_flight else 0.0,
             **self._history.stats(),
         }
 
     def state(self) -> dict[str, object]:
-        chains, retries = list(self._chains.values()), list(self._retries)
-        return msgspec.to_builtins(NeverGiveUpState(chains, retries, self._intake.state(), self._history.state()))
+        in_flight, retries = list(self._in_flight.values()), list(self._retries)
+        saved = NeverGiveUpState(in_flight, retries, self._pasts, self._intake.state(), self._history.state())
+        return msgspec.to_builtins(saved)
 
     def restore(self, state: dict[str, object]) -> None:
         saved = msgspec.convert(state, NeverGiveUpState)
-        self._chains = {chain.chain_id: chain for chain in saved.chains}
+        self._in_flight = {launch.chain_id: launch for launch in saved.in_flight}
         self._retries = deque(saved.retries)
-        self._in_flight = sum(c.in_flight for c in saved.chains)
-        self._retries_in_flight = sum(c.in_flight for c in saved.chains if c.round)
-        self._intake.restore(saved.intake, (c.problem.problem_id for c in saved.chains))
+        self._pasts = saved.pasts
+        self._num_in_flight = sum(x.num_rollouts for x in saved.in_flight)
+        self._num_retried = sum(x.num_rollouts for x in saved.in_flight if x.round)
+        self._intake.restore(saved.intake, (x.problem.problem_id for x in (*saved.in_flight, *saved.retries)))
         self._history.restore(saved.history)
 
     # --- deciding ---
 
-    def _bar(self, chain: Chain) -> float | None:
-        """What the round that just landed has to beat, before it is recorded; None if it is the first to count."""
-        if self._config.accept == "history" and (record := self._history.get(chain.problem.problem_id)) is not None:
-            return record.best_reward
-        return chain.best
+    def _best_ever(self, problem_id: str, bar: float | None) -> float | None:
+        """The best reward of all visits; a stream without end remembers none but this one's `bar`."""
+        record = self._history.records.get(problem_id)
+        return bar if record is None else record.best_reward
 
-    def _decide(self, chain: Chain, outcome: Outcome, bar: float | None) -> Decision:
-        if chain.has_variance and self._accepts(max(outcome.rewards), bar):
-            ages = [outcome.learner_version - version for version in chain.oldest_versions]
-            config = self._config
-            keep = kept_attempts(chain.rewards, chain.round_sizes, ages, config.keep_failures, config.keep_versions)
-            return Decision(chain.chain_id, "train", "improved" if chain.round else "mixed", keep)
-        if chain.best is not None and self._reaches_max(chain.best):
-            return Decision(chain.chain_id, "drop", "solved")
-        chain.waiting = self._next_round_size(chain)
-        if chain.waiting:
-            return Decision(chain.chain_id, "retry", "retry")
-        first_without_variance = chain.round == 0 and not chain.has_variance
-        return Decision(chain.chain_id, "drop", no_variance_reason(outcome) if first_without_variance else "gave_up")
+    def _decide(self, chain: Past, outcome: Outcome, best: float, bar: float | None) -> Decision | int:
+        """What becomes of `chain`, whose last round is `outcome`; a number asks for that many more.
+
+        `best` is the highest reward of that round and `bar` what it has to beat, None if it is the first to count.
+        """
+        has_variance = exceeds(chain.best, chain.worst)
+        if has_variance and self._accepts(best, bar):
+            reason = "improved" if outcome.round else "mixed"
+            return Decision(outcome.chain_id, "train", reason, self._kept(chain, outcome.learner_version))
+        if self._reaches_max(chain.best):
+            return Decision(outcome.chain_id, "drop", "solved")
+        size = self._next_round_size(chain, outcome)
+        if size:
+            return size
+        first_without_variance = outcome.round == 0 and not has_variance
+        return Decision(outcome.chain_id, "drop", no_variance_reason(outcome) if first_without_variance else "gave_up")
+
+    def _kept(self, chain: Past, learner_version: int) -> tuple[int, ...]:
+        config = self._config
+        if config.keep_versions < 0:
+            return kept_at_any_age(chain.rewards, config.keep_failures)
+        ages = [learner_version - version for version in chain.oldest_versions]
+        return kept_attempts(chain.rewards, chain.round_sizes, ages, config.keep_failures, config.keep_versions)
 
     def _accepts(self, best_of_round: float, bar: float | None) -> bool:
         """Whether a chain whose rewards differ is trained now.
@@ -216,57 +250,50 @@ class NeverGiveUpSampler:
         While no round was accepted, "different" has seen equal rewards only, so any difference in the chain is one of
         this round: the published rule (std != 0 or max != best) needs no test of its own.
         """
-        beats_bar = bar is None or exceeds(best_of_round, bar)
         match self._config.accept:
             case "better":
-                return beats_bar
+                return bar is None or exceeds(best_of_round, bar)
             case "different":
                 return True
             case "solved":
                 return self._reaches_max(best_of_round)
             case "history":
-                return beats_bar or self._reaches_max(best_of_round)
+                return bar is None or exceeds(best_of_round, bar) or self._reaches_max(best_of_round)
 
     def _reaches_max(self, reward: float) -> bool:
         return not exceeds(self._config.max_reward, reward)
 
-    def _next_round_size(self, chain: Chain) -> int:
+    def _next_round_size(self, chain: Past, outcome: Outcome) -> int:
         """Rollouts of the next round; 0 gives up. A full line turns away new chains only: who was let in is served."""
         config = self._config
-        if chain.round == 0 and len(self._retries) >= config.max_waiting:
+        if outcome.round == 0 and len(self._retries) >= config.max_waiting:
             return 0
         if config.retry == "doubling":
             size = chain.num_launched
         else:
-            size = config.round_size if uniform(self._seed, chain.chain_id, chain.round) < config.p_ngu else 0
+            size = config.round_size if uniform(self._seed, outcome.chain_id, outcome.round) < config.p_ngu else 0
         return min(size, config.max_attempts - chain.num_launched) if config.max_attempts else size
 
     # --- what is out ---
 
     def _fits(self, num_rollouts: int, share: float) -> bool:
-        return self._retries_in_flight + num_rollouts <= share or (share > 0 and not self._retries_in_flight)
+        return self._num_retried + num_rollouts <= share or (share > 0 and not self._num_retried)
 
     def _launch_retry(self, launches: list[Launch]) -> int:
         """Launch the retry that has waited longest; its number of rollouts."""
-        chain = self._chains[self._retries.popleft()]
-        chain.in_flight, chain.waiting = chain.waiting, 0
-        self._launched(chain)
-        launches.append(self._intake.reopen(chain.chain_id, chain.round, chain.problem, chain.in_flight))
-        return chain.in_flight
+        retry = self._retries.popleft()
+        launch = self._intake.reopen(retry.chain_id, retry.round, retry.problem, retry.num_rollouts)
+        self._in_flight[retry.chain_id] = launch
+        self._num_in_flight += retry.num_rollouts
+        self._num_retried += retry.num_rollouts
+        launches.append(launch)
+        return retry.num_rollouts
 
-    def _launched(self, chain: Chain) -> None:
-        self._chains[chain.chain_id] = chain
-        chain.num_launched += chain.in_flight
-        self._in_flight += chain.in_flight
-        if chain.round:
-            self._retries_in_flight += chain.in_flight
-
-    def _landed(self, chain: Chain) -> None:
-        self._in_flight -= chain.in_flight
-        if chain.round:
-            self._retries_in_flight -= chain.in_flight
-        chain.in_flight = 0
-
-    def _close(self, chain: Chain) -> None:
-        del self._chains[chain.chain_id]
-        self._intake.close(chain.problem.problem_id)
+    def _landed(self, launch: Launch) -> Past | None:
+        """Take a round out of flight; what its chain has behind it, None for a first round."""
+        del self._in_flight[launch.chain_id]
+        self._num_in_flight -= launch.num_rollouts
+        if launch.round == 0:
+            return None
+        self._num_retried -= launch.num_rollouts
+        return self._pasts.pop(launch.chain_id)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from functools import cache
 
 
 def kept_attempts(
@@ -28,6 +29,8 @@ def kept_attempts(
         round_sizes: [R], summing to N.
         round_ages: [R], learner version now minus the oldest version of the round.
     """
+    if keep_versions < 0:
+        return kept_at_any_age(rewards, keep_failures)
     mean = math.fsum(rewards) / len(rewards)
     last_round = len(round_sizes) - 1
     successes: list[int] = []
@@ -47,3 +50,25 @@ def kept_attempts(
             failures += below
     kept_failures = failures[-keep_failures:] if keep_failures else failures
     return tuple(sorted((successes or aged_success) + (kept_failures or aged_failure)))
+
+
+def kept_at_any_age(rewards: Sequence[float], keep_failures: int) -> tuple[int, ...]:
+    """The same where no round is too old: everything from the `keep_failures`-th last failure on, and the successes
+    before it.
+    """
+    num = len(rewards)
+    # Rewards that are not all equal hold a success, so there can be no failure too many among so few attempts.
+    if not keep_failures or num <= keep_failures + 1:
+        return all_indices(num)
+    mean = math.fsum(rewards) / num
+    start = num
+    while keep_failures and start:
+        start -= 1
+        keep_failures -= rewards[start] <= mean
+    return (*[i for i in range(start) if rewards[i] > mean], *range(start, num))
+
+
+@cache
+def all_indices(num: int) -> tuple[int, ...]:
+    """0 to `num` - 1; most chains are short and trained whole."""
+    return tuple(range(num))

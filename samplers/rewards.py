@@ -11,7 +11,8 @@ REWARD_TOLERANCE = 1e-6
 
 def exceeds(reward: float, bar: float) -> bool:
     """Whether `reward` is above `bar` by more than a relative 1e-6 (absolute for rewards below 1)."""
-    return reward - bar > REWARD_TOLERANCE * max(1.0, reward, -reward, bar, -bar)
+    gap = reward - bar
+    return gap > REWARD_TOLERANCE and gap > REWARD_TOLERANCE * max(1.0, reward, -bar)
 
 
 def all_equal(rewards: Sequence[float]) -> bool:

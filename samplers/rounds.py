@@ -105,7 +105,7 @@ class RoundsSampler:
             return [Decision(chain.chain_id, "drop", "unverifiable")]
         chain.rewards.extend(outcome.rewards)
         chain.correct.extend(outcome.correct)
-        self._history.observe(chain.problem.problem_id, outcome)
+        self._history.observe(chain.problem.problem_id, outcome, max(outcome.rewards))
         ruling = self._decide(chain, outcome)
         if isinstance(ruling, int):
             chain.round += 1

@@ -14,7 +14,7 @@ PROBLEM = Problem("p", "test", "prompt", "answer")
 def observe(history: History, *rounds: list[float]) -> None:
     """One visit to the problem."""
     for round, rewards in enumerate(rounds):
-        history.observe("p", outcome(Launch(0, round, PROBLEM, len(rewards), 0), rewards))
+        history.observe("p", outcome(Launch(0, round, PROBLEM, len(rewards), 0), rewards), max(rewards))
 
 
 def test_posterior_counts_all_attempts_and_the_reported_rate_first_rounds_only():
@@ -25,7 +25,7 @@ def test_posterior_counts_all_attempts_and_the_reported_rate_first_rounds_only()
     observe(history, [1, 0, 0, 0])
     assert history.posterior_mean("p", 2, 3) == (2 + 2) / (5 + 12)
     assert history.first_round_rate("p") == 1 / 8
-    record = history.get("p")
+    record = history.records.get("p")
     assert record is not None
     assert (record.visits, record.attempts, record.correct, record.best_reward) == (2, 12, 2, 1)
 
@@ -56,12 +56,12 @@ def test_cool_down_doubles_with_each_solved_visit_in_a_row_and_ends_with_a_failu
     skips = []
     for _ in range(7):
         observe(history, [1, 1])
-        record = history.get("p")
+        record = history.records.get("p")
         assert record is not None
         skips.append(record.skips_left)
     assert skips == [3, 6, 12, 24, 48, MAX_COOL_DOWN, MAX_COOL_DOWN]
     observe(history, [1, 0])
-    record = history.get("p")
+    record = history.records.get("p")
     assert record is not None
     assert (record.skips_left, record.solved_streak) == (0, 0)
 
@@ -70,7 +70,7 @@ def test_a_streak_of_thousands_of_visits_stays_capped():
     history = History(HistoryConfig(cool_down=1), num_problems=1)
     for _ in range(3000):
         observe(history, [1])
-    record = history.get("p")
+    record = history.records.get("p")
     assert record is not None
     assert (record.skips_left, record.solved_streak) == (MAX_COOL_DOWN, 3000)
 
@@ -84,7 +84,7 @@ def test_retirement_needs_both_the_rate_and_the_attempts():
     observe(history, [1, 1, 1, 1])  # 9 of 12
     assert history.num_retired == 1
     observe(history, [0, 0, 0, 0])
-    record = history.get("p")
+    record = history.records.get("p")
     assert record is not None
     assert record.retired, "retirement is permanent"
     assert history.num_retired == 1
@@ -100,7 +100,7 @@ def test_retirement_is_off_by_default():
 def test_an_endless_stream_leaves_no_records():
     history = History(HistoryConfig(cool_down=1, retire_at=0.5), num_problems=None)
     observe(history, [1, 1, 0, 0], [1, 1])
-    assert history.get("p") is None
+    assert history.records.get("p") is None
     assert history.stats() == {"num_retired": 0.0, "first_round_pass_rate": 0.5}
     assert msgspec.to_builtins(history.state())["records"] == {}
 
@@ -113,7 +113,7 @@ def test_state_survives_msgpack_exactly():
     saved = msgspec.msgpack.encode(msgspec.to_builtins(history.state()))
     other = History(HistoryConfig(cool_down=2, retire_at=0.5, retire_min_attempts=4), num_problems=3)
     other.restore(msgspec.convert(msgspec.msgpack.decode(saved), HistoryState))
-    assert other.get("p") == history.get("p")
+    assert other.records.get("p") == history.records.get("p")
     assert other.stats() == history.stats()
 
 
