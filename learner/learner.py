@@ -18,6 +18,7 @@ from learner.packing import TokenBatch, collate, micro_batches
 from learner.regularizers import entropy_loss, kl_loss
 from learner.report import StepReport, group_metrics, lost_engines, token_metrics
 from learner.staleness import TrainedTokens, wrong_logprobs
+from learner.subset import train_subsets
 from pipeline.errors import RunFailed, WireError
 from pipeline.learner_config import LearnerConfig, M2poConfig, mask_name
 from pipeline.messages import Group, Rollout
@@ -91,6 +92,7 @@ class Learner:
         if num_attempts is None:
             num_attempts = sum(group.num_attempts for group in groups)
         advantages = batch_advantages([_chain(group) for group in groups], self.config.advantage)
+        groups, advantages, num_attempts = train_subsets(groups, advantages, num_attempts, self.config.subset)
         rows = self._rows(groups, advantages, num_attempts)
         engine_ids = sorted({row.rollout.engine_id for row in rows})
         loss, tokens = self._accumulate(rows, engine_ids, on_progress)
@@ -140,8 +142,8 @@ class Learner:
     def _set_lr(self) -> float:
         warmup = min(1.0, (self.policy_version + 1) / max(self.config.warmup_steps, 1))
         for parameters in self.optimizer.param_groups:
-            parameters["lr"] = self.config.lr * warmup
-        return self.config.lr * warmup
+            parameters["lr"] = self.config.scaled_lr * warmup
+        return self.config.scaled_lr * warmup
 
     def _rows(self, groups: Sequence[Group], advantages: Sequence[np.ndarray], num_attempts: int) -> list[_Row]:
         """Every rollout that has a token to train; those without still count in the normalisers."""

@@ -1,5 +1,6 @@
 """The tables [learner], [learner.advantage], [learner.loss] and [learner.corrections] of a run."""
 
+import math
 from typing import Annotated, Literal
 
 import msgspec
@@ -213,9 +214,22 @@ class EntropyConfig(Section, frozen=True):
     zero_variance: bool = True
 
 
+class SubsetConfig(Section, frozen=True):
+    """A decoupled baseline: of every group only `num_rollouts` give a gradient (0: all), while all count in baseline
+    and spread. `choose` them at "random", which is unbiased, or for "max_variance", the largest spread of advantages.
+    `batch_size` counts before the choice, and what is not chosen still ends as trained.
+    """
+
+    num_rollouts: NonNegativeInt = 0
+    choose: Literal["random", "max_variance"] = "random"
+
+
 class LearnerConfig(Section, frozen=True):
     """`batch_by` says what `batch_size` counts: `attempts` launched (zero-variance groups are not replaced),
     `completions` trained, or `groups` trained (both refill).
+
+    With a `reference_batch` above 0, `lr` is that of a batch of this size, in the same unit, and is multiplied by
+    sqrt(batch_size / reference_batch).
     """
 
     lr: NonNegative = 2e-4
@@ -225,9 +239,16 @@ class LearnerConfig(Section, frozen=True):
     max_grad_norm: Positive = 1.0
     batch_by: Literal["attempts", "completions", "groups"] = "attempts"
     batch_size: PositiveInt = 384
+    reference_batch: NonNegativeInt = 0
     micro_batch_tokens: PositiveInt = 2048
     advantage: AdvantageConfig = msgspec.field(default_factory=AdvantageConfig)
     loss: LossConfig = msgspec.field(default_factory=CispoConfig)
     corrections: CorrectionsConfig = msgspec.field(default_factory=CorrectionsConfig)
     kl: KlConfig = msgspec.field(default_factory=KlConfig)
     entropy: EntropyConfig = msgspec.field(default_factory=EntropyConfig)
+    subset: SubsetConfig = msgspec.field(default_factory=SubsetConfig)
+
+    @property
+    def scaled_lr(self) -> float:
+        """The learning rate of this batch size, after warm-up (IsoCompute, arXiv 2603.12151)."""
+        return self.lr * math.sqrt(self.batch_size / self.reference_batch) if self.reference_batch else self.lr

@@ -143,7 +143,7 @@ _NGU = Recipe(
 def _isocompute(about: str, log2_largest: float) -> Recipe:
     return Recipe(
         "IsoCompute (arXiv 2603.12151): GRPO under truncated importance weights at temperature 0.6, the rollouts a "
-        "problem growing with the compute spent, lr = 1e-6 sqrt(batch_size / 1024). " + about,
+        "problem growing with the compute spent, lr = 1e-6 sqrt(batch_size / 1024) (learner.reference_batch). " + about,
         {
             "sampling": {"temperature": 0.6},
             "sampler": {"kind": "isocompute", "a": 3.0, "b": log2_largest},
@@ -152,6 +152,7 @@ def _isocompute(about: str, log2_largest: float) -> Recipe:
                 "warmup_steps": 10,
                 "batch_by": "attempts",
                 "batch_size": 1024,
+                "reference_batch": 1024,
                 "advantage": {"kind": "standardized", "clip": OFF},
                 "loss": {"kind": "grpo", "proximal": "current", "aggregation": "token"},
                 "corrections": {"level": "token", "cap": 2.0},

@@ -9,8 +9,9 @@ from bench.scaling.isocompute import IsoFit
 from bench.scaling.isocompute_report import IsoReport
 from learner.evaluation.estimates import Estimate
 from pipeline.errors import ConfigError
+from pipeline.learner_config import LearnerConfig
 
-# lr = base * sqrt(B / REFERENCE_BATCH) for B rollouts per optimizer step (IsoCompute).
+# The learning rate that a plan starts from is that of this many rollouts per optimizer step (IsoCompute).
 REFERENCE_BATCH = 1024
 BASE_LR = 1e-6
 # Problems per batch are taken from what won within this factor of the budget.
@@ -20,7 +21,8 @@ NEAR = 4.0
 class Plan(msgspec.Struct, frozen=True):
     """`n_star` is n*(C) with its interval; `n` is the swept value nearest to it (on the scale of doublings).
 
-    `num_steps` (M) spends `compute`: compute = cost of a rollout * b_problem * n * num_steps.
+    `num_steps` (M) spends `compute`: compute = cost of a rollout * b_problem * n * num_steps. `settings` are the
+    overrides of `ngu train` that run it.
     """
 
     compute: float
@@ -31,6 +33,7 @@ class Plan(msgspec.Struct, frozen=True):
     lr: float
     extrapolates: bool
     says: list[str]
+    settings: list[str]
 
 
 def load_fit(path: Path) -> IsoReport:
@@ -65,15 +68,21 @@ def make_plan(report: IsoReport, compute: float, base_lr: float) -> Plan:
         says.append(f"no plateau of n was observed ({fit.saturation.reason}), so a larger n may be better still")
     if curve.n == fit.curves[-1].n and n_star.value > 0.9 * curve.n:
         says.append(f"n = {curve.n} is the largest that was swept; the best may lie above it")
+    num_steps, batch = int(compute / cost), b_problem * curve.n
+    learner = LearnerConfig(lr=base_lr, batch_by="attempts", batch_size=batch, reference_batch=REFERENCE_BATCH)
+    fields = ("lr", "reference_batch", "batch_by", "batch_size")
+    settings = {f"learner.{field}": getattr(learner, field) for field in fields}
+    settings |= {"sampler.kind": "fixed", "sampler.num_rollouts": curve.n, "max_steps": num_steps, "max_rollouts": 0}
     return Plan(
         compute=compute,
         n_star=n_star,
         n=curve.n,
         b_problem=b_problem,
-        num_steps=int(compute / cost),
-        lr=float(base_lr * np.sqrt(b_problem * curve.n / REFERENCE_BATCH)),
+        num_steps=num_steps,
+        lr=learner.scaled_lr,
         extrapolates=not low <= compute <= high,
         says=says,
+        settings=[f"{name}={value}" for name, value in settings.items()],
     )
 
 

@@ -132,6 +132,14 @@ def test_warm_up_is_linear_in_the_version():
     assert [learner.step(groups).metrics["lr"] for _ in range(5)] == [0.25, 0.5, 0.75, 1.0, 1.0]
 
 
+def test_the_learning_rate_grows_with_the_square_root_of_the_batch():
+    model = tiny_model()
+    for batch_size, factor in ((256, 0.5), (1024, 1.0), (4096, 2.0)):
+        learner = Learner(model, config(lr=1e-6, batch_size=batch_size, reference_batch=1024), 1.0)
+        assert learner.step([]).metrics["lr"] == pytest.approx(1e-6 * factor)
+    assert Learner(model, config(lr=1e-6, batch_size=4096), 1.0).step([]).metrics["lr"] == 1e-6
+
+
 def test_the_gradient_is_clipped_to_its_norm():
     groups = random_groups(tiny_model(), seed=5)
     clipped, metrics = gradient(groups, max_grad_norm=1e-3)

@@ -12,7 +12,9 @@ from bench.scaling.isocompute_report import IsoReport, sentences
 from bench.scaling.plan import make_plan
 from bench.scaling.sensitivity import Sensitivity, sensitivity
 from bench.scaling.sweep import Sweep, restrict
+from pipeline.config import load_config
 from pipeline.errors import ConfigError
+from samplers.fixed import FixedConfig
 
 WORLD = World(128, 6e4, 2.0)
 
@@ -140,6 +142,9 @@ def test_a_plan_within_the_sweep(fit: IsoFit):
     assert plan.b_problem in (32, 128)
     assert plan.num_steps * plan.n * plan.b_problem == pytest.approx(1e6, rel=0.05)
     assert plan.lr == pytest.approx(1e-6 * np.sqrt(plan.n * plan.b_problem / 1024))
+    run = load_config(None, plan.settings)
+    assert run.learner.scaled_lr == plan.lr and run.max_steps == plan.num_steps
+    assert run.learner.batch_size == plan.n * plan.b_problem and run.sampler == FixedConfig(plan.n)
     assert plan.n_star.low <= plan.n_star.value <= plan.n_star.high
     assert not plan.extrapolates
     assert plan.says == []
