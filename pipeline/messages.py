@@ -29,8 +29,49 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False):
     max_new_tokens: int
 
 
+class VersionSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Tokens from index `start` of the completion up to the next span were sampled under `policy_version`."""
+
+    start: int
+    policy_version: int
+
+
+class ForcedSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Tokens `start` up to, not including, `end` of the completion were put in, not sampled: nothing is learnt of them.
+
+    Their engine logprob is 0, since they were certain.
+    """
+
+    start: int
+    end: int
+
+
+class Prefix(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The completion so far of a rollout that is to be continued, as its `Rollout` had it."""
+
+    completion_ids: bytes
+    engine_logprobs: bytes
+    version_spans: tuple[VersionSpan, ...]
+    forced_spans: tuple[ForcedSpan, ...] = ()
+
+
+class Interruption(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """The end of a long thought: once the completion has `position` tokens, and its text so far does not hold
+    `thought_end`, the tokens of `phrase` follow and then at most `answer_tokens` sampled ones.
+    """
+
+    position: int
+    phrase: str
+    thought_end: str
+    answer_tokens: int
+
+
 class Work(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One rollout to produce. `attempt_id` is unique over the run and all its restarts."""
+    """One rollout to produce. `attempt_id` is unique over the run and all its restarts.
+
+    `sampling.max_new_tokens` bounds the sampled tokens of the whole completion, those of `prefix` included; forced
+    tokens come on top.
+    """
 
     attempt_id: int
     chain_id: int
@@ -38,13 +79,8 @@ class Work(msgspec.Struct, frozen=True, array_like=True, gc=False):
     problem: Problem
     sampling: SamplingParams
     purpose: Purpose = "train"
-
-
-class VersionSpan(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Tokens from index `start` of the completion up to the next span were sampled under `policy_version`."""
-
-    start: int
-    policy_version: int
+    prefix: Prefix | None = None
+    interruption: Interruption | None = None
 
 
 def pack_ids(ids) -> bytes:
@@ -60,7 +96,7 @@ class Rollout(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     `prompt_ids`, `completion_ids`: packed int32, shapes [P] and [T]; `completion_ids` includes the end token when
     `finish_reason` is "stop". `engine_logprobs`: packed float32, shape [T]. Spans are run-length over the completion,
-    the first starting at 0; an empty completion has none.
+    the first starting at 0; an empty completion has none. `forced_spans`: what was put in by an interruption.
     """
 
     attempt_id: int
@@ -75,10 +111,16 @@ class Rollout(msgspec.Struct, frozen=True, array_like=True, gc=False):
     engine_id: str
     started_ns: int
     finished_ns: int
+    forced_spans: tuple[ForcedSpan, ...] = ()
 
     @property
     def num_tokens(self) -> int:
         return len(self.completion_ids) // 4
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens that the policy chose itself."""
+        return self.num_tokens - sum(span.end - span.start for span in self.forced_spans)
 
     @property
     def oldest_version(self) -> int | None:
@@ -100,6 +142,16 @@ class Rollout(msgspec.Struct, frozen=True, array_like=True, gc=False):
             out[span.start :] = span.policy_version
         return out
 
+    def sampled_array(self) -> np.ndarray:
+        """Whether each completion token was sampled, not forced: bool, shape [T]."""
+        out = np.ones(self.num_tokens, dtype=bool)
+        for span in self.forced_spans:
+            out[span.start : span.end] = False
+        return out
+
+    def as_prefix(self) -> Prefix:
+        return Prefix(self.completion_ids, self.engine_logprobs, self.version_spans, self.forced_spans)
+
     def check(self) -> None:
         """Raise WireError unless lengths agree, spans are ordered and every logprob is finite and not above 0."""
         n = self.num_tokens
@@ -111,6 +163,9 @@ class Rollout(msgspec.Struct, frozen=True, array_like=True, gc=False):
             raise WireError(f"attempt {self.attempt_id}: version spans do not cover the completion in order")
         if starts and starts[-1] >= n:
             raise WireError(f"attempt {self.attempt_id}: a version span starts after the last token")
+        edges = [edge for span in self.forced_spans for edge in (span.start, span.end)]
+        if any(a >= b for a, b in itertools.pairwise([-1, *edges])) or (edges and edges[-1] > n):
+            raise WireError(f"attempt {self.attempt_id}: forced spans are not in order within the completion")
         logprobs = self.logprob_array()
         # The tolerance admits fp32 rounding of log-softmax at probability 1.
         if n and not (np.isfinite(logprobs).all() and float(logprobs.max()) <= 1e-4):

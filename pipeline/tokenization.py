@@ -38,6 +38,16 @@ class PromptCodec:
             ids = self._tokenizer(prompt).input_ids
         return tuple(ids)
 
+    def encode_phrase(self, phrase: str) -> list[int]:
+        """Token ids of a text that is put into a completion; EngineError if the vocabulary cannot spell it."""
+        ids = self._tokenizer(phrase, add_special_tokens=False).input_ids
+        if not ids or self._tokenizer.unk_token_id in ids:
+            raise EngineError(
+                f"the model's vocabulary cannot spell {phrase!r}; set sampling.interruption.phrase to another text",
+                retryable=False,
+            )
+        return ids
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of a completion without its end token; other special tokens stay, since answers may hold them."""
         if ids and ids[-1] in self.eos_ids:

@@ -29,12 +29,28 @@ class LoadReport(msgspec.Struct, frozen=True):
 
 
 class Engine(Protocol):
-    """Generates rollouts; every implementation passes `tests/contract/test_engines.py`."""
+    """Generates rollouts; every implementation passes `tests/contract/test_engines.py`.
+
+    Two things may be asked of a completion beside sampling it (`engines.requests.Request` keeps the books of both):
+
+    - `work.prefix`: go on after these tokens. The engine reads prompt and prefix under its present weights, and the
+      rollout that it returns begins with the prefix's tokens, logprobs and spans, untouched.
+    - `work.interruption`: as soon as the completion has `position` tokens (at once, if a prefix is longer) and is not
+      over, look at its text, once. Unless that holds `thought_end`, the tokens of `phrase` follow, whatever the policy
+      would have said: they are a `ForcedSpan`, have logprob 0 and the version then serving, and do not end the
+      completion. After them at most `answer_tokens` more are sampled. A prefix that holds forced tokens is not
+      interrupted again.
+
+    `max_new_tokens` bounds the sampled tokens of the whole completion in any case.
+    """
 
     slots: int
 
     def submit(self, work: Sequence[Work]) -> None:
-        """Accept attempts; those beyond the free slots wait inside. Needs weights to have been loaded once."""
+        """Accept attempts; those beyond the free slots wait inside. Needs weights to have been loaded once.
+
+        Raises EngineError when the phrase of an interruption cannot be written in the model's vocabulary.
+        """
         ...
 
     def cancel(self, attempt_ids: Sequence[int]) -> None:

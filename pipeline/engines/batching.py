@@ -38,11 +38,11 @@ class Decoder(Protocol):
         ...
 
     def admit(self, prompts: Sequence[Sequence[int]], max_tokens: Sequence[int]) -> None:
-        """Append a row for each prompt (not empty), which may grow to `max_tokens`."""
+        """Append a row for each prompt (not empty; with what a continued completion has), up to `max_tokens` long."""
         ...
 
     def decode(self, tokens: Tensor) -> Tensor:
-        """Read one token a row (the prompt's last for a new row): int64 [rows] to float32 logits [rows, vocab]."""
+        """Read one token a row (the last one admitted for a new row): int64 [rows] to float32 logits [rows, vocab]."""
         ...
 
     def retire(self, rows: Collection[int]) -> list[int]:
@@ -74,7 +74,8 @@ class BatchingEngine:
             if item.attempt_id in self._ids:
                 continue
             self._ids.add(item.attempt_id)
-            request = Request(item, self._codec.encode(item.problem.prompt))
+            phrase = self._codec.encode_phrase(item.interruption.phrase) if item.interruption is not None else ()
+            request = Request(item, self._codec.encode(item.problem.prompt), phrase)
             if reason := self._why_impossible(request):
                 self._failures.append(Failure(item.attempt_id, reason, retryable=False))
             else:
@@ -84,7 +85,7 @@ class BatchingEngine:
         if not request.prompt_ids:
             return f"problem {request.work.problem.problem_id}: its prompt has no tokens"
         if request.max_tokens > self._decoder.max_tokens:
-            new = request.work.sampling.max_new_tokens
+            new = request.max_tokens - len(request.prompt_ids)
             return (
                 f"problem {request.work.problem.problem_id}: {len(request.prompt_ids)} prompt tokens and {new} new "
                 f"ones exceed the model's {self._decoder.max_tokens} positions"
@@ -143,7 +144,7 @@ class BatchingEngine:
         new = [self._waiting.popleft() for _ in range(min(free, len(self._waiting)))]
         if not new:
             return
-        self._decoder.admit([r.prompt_ids for r in new], [r.max_tokens for r in new])
+        self._decoder.admit([r.context_ids for r in new], [r.max_tokens for r in new])
         for request in new:
             request.start()
         self._running += new
@@ -162,6 +163,10 @@ class BatchingEngine:
             request.append(token, logprob, self._policy_version)
             if reason := request.finish_reason(self._codec.eos_ids):
                 ended[row] = reason
+            elif (due := request.due_interruption()) and due.thought_end not in self._codec.decode(
+                request.completion_ids
+            ):
+                request.interrupt(due.answer_tokens)
         return ended
 
     def _retire(self, rows: Collection[int]) -> None:

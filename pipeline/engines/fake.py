@@ -5,21 +5,27 @@ only on its attempt id, its problem and the seed, never on timing.
 """
 
 import random
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
 import msgspec
 
 from pipeline.engines.base import Failure, LoadReport
-from pipeline.messages import Rollout, VersionSpan, WeightsNotice, Work, pack_ids, pack_logprobs
+from pipeline.engines.requests import Request
+from pipeline.messages import FinishReason, Rollout, WeightsNotice, Work
 from samplers.base import Problem
 
 LOGPROB = -1.0
+PROMPT_IDS = [1, 2, 3]
+# Tokens are numbered from here on; this one ends a completion.
+FIRST_ID, EOS_ID = 10, 0
 
 
 class FakeScript(msgspec.Struct, frozen=True):
-    """Lengths are uniform in `min_tokens..max_tokens`, cut by the request's own limit."""
+    """Lengths of whole completions are uniform in `min_tokens..max_tokens`; one that the limit cuts short says nothing.
+
+    A phrase is a token a word, and no thought ends before its interruption.
+    """
 
     pass_rate: Callable[[Problem], float] = lambda problem: 0.5
     min_tokens: int = 4
@@ -28,12 +34,9 @@ class FakeScript(msgspec.Struct, frozen=True):
 
 
 class _Running(msgspec.Struct):
-    work: Work
+    request: Request
     length: int
     is_correct: bool
-    spans: list[VersionSpan]
-    started_ns: int
-    num_tokens: int = 0
 
 
 class FakeEngine:
@@ -67,47 +70,41 @@ class FakeEngine:
             if failure is not None:
                 ended.append(failure)
         self._num_steps += bool(self._running)
-        for attempt_id, request in list(self._running.items()):
-            self._advance(request)
-            if request.num_tokens == request.length:
+        for attempt_id, running in list(self._running.items()):
+            reason = self._advance(running)
+            if reason is not None:
                 del self._running[attempt_id]
                 self._num_rollouts += 1
-                ended.append(self._finish(request))
+                ended.append(self._finish(running, reason))
         return ended
 
     def _admit(self, work: Work) -> Failure | None:
         rng = random.Random(f"{self._seed}/{work.attempt_id}")
         if rng.random() < self._script.fail_frac:
             return Failure(work.attempt_id, "scripted failure", retryable=True)
-        length = min(rng.randint(self._script.min_tokens, self._script.max_tokens), work.sampling.max_new_tokens)
+        length = rng.randint(self._script.min_tokens, self._script.max_tokens)
         is_correct = rng.random() < self._script.pass_rate(work.problem)
-        self._running[work.attempt_id] = _Running(work, length, is_correct, [], time.time_ns())
+        phrase = [FIRST_ID] * len(work.interruption.phrase.split()) if work.interruption is not None else []
+        request = Request(work, PROMPT_IDS, phrase)
+        request.start()
+        self._running[work.attempt_id] = _Running(request, length, is_correct)
         return None
 
-    def _advance(self, request: _Running) -> None:
+    def _advance(self, running: _Running) -> FinishReason | None:
         assert self._version is not None, "load_weights comes before the first step"
-        if not request.spans or request.spans[-1].policy_version != self._version:
-            request.spans.append(VersionSpan(request.num_tokens, self._version))
-        request.num_tokens += 1
+        request = running.request
+        is_last = request.num_sampled + 1 >= running.length
+        request.append(EOS_ID if is_last else FIRST_ID + len(request.completion_ids), LOGPROB, self._version)
         self._num_tokens += 1
+        reason = request.finish_reason({EOS_ID})
+        if reason is None and (due := request.due_interruption()) is not None:
+            request.interrupt(due.answer_tokens)
+        return reason
 
-    def _finish(self, request: _Running) -> Rollout:
-        work, n = request.work, request.num_tokens
-        answer = work.problem.answer if request.is_correct else f"1{work.problem.answer}"
-        return Rollout(
-            attempt_id=work.attempt_id,
-            chain_id=work.chain_id,
-            round=work.round,
-            prompt_ids=pack_ids([1, 2, 3]),
-            completion_ids=pack_ids(range(n)),
-            engine_logprobs=pack_logprobs([LOGPROB] * n),
-            version_spans=tuple(request.spans),
-            finish_reason="stop",
-            text=f"\\boxed{{{answer}}}",
-            engine_id=self.engine_id,
-            started_ns=request.started_ns,
-            finished_ns=time.time_ns(),
-        )
+    def _finish(self, running: _Running, reason: FinishReason) -> Rollout:
+        answer = running.request.work.problem.answer
+        said = answer if running.is_correct else f"1{answer}"
+        return running.request.rollout(reason, f"\\boxed{{{said}}}" if reason == "stop" else "", self.engine_id)
 
     @property
     def num_in_flight(self) -> int:

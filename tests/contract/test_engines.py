@@ -5,48 +5,16 @@ import os
 import numpy as np
 import pytest
 import torch
+from engine_bench import ALL, REAL, SLOTS, Bench
 from tiny_models import MAX_POSITIONS, publish, save_model_dir, teacher_forced, tiny_model, work
 
 from pipeline.config import EnginesConfig
-from pipeline.engines.base import Engine, Failure
+from pipeline.engines.base import Failure
 from pipeline.engines.registry import make_engine
 from pipeline.errors import ConfigError, WeightError
 from pipeline.messages import Rollout
-from pipeline.weights import WeightPublisher
 
 torch.set_num_threads(1)
-SLOTS = 4
-REAL = [
-    ("embedded", "qwen2"),
-    ("embedded", "qwen3"),
-    ("embedded", "llama"),
-    ("transformers", "gpt2"),
-    ("transformers", "mistral"),
-]
-ALL = [*REAL, ("fake", "qwen2")]
-
-
-class Bench:
-    """An engine with the publisher that feeds it."""
-
-    def __init__(self, directory, engine_kind: str, model_kind: str):
-        self.model_dir = save_model_dir(directory / "model", model_kind)
-        self.model = tiny_model(model_kind, seed=0)
-        self.publisher = WeightPublisher(directory / "weights")
-        self.engine: Engine = make_engine(
-            EnginesConfig(kind=engine_kind, slots=SLOTS), str(self.model_dir), 7, "auto", "engine-9"
-        )
-        self.report = self.engine.load_weights(self.notice(0))
-
-    def notice(self, version: int):
-        return publish(self.publisher, self.model, version, self.model_dir)
-
-    def drain(self) -> list:
-        ended = []
-        while self.engine.num_in_flight:
-            ended += self.engine.step()
-            assert self.engine.stats()["slots_used"] <= SLOTS
-        return ended
 
 
 @pytest.fixture(params=ALL, ids=lambda p: "-".join(p))

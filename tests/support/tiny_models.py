@@ -20,7 +20,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from pipeline.messages import Rollout, SamplingParams, WeightsNotice, Work
+from pipeline.messages import Interruption, Prefix, Rollout, SamplingParams, WeightsNotice, Work
 from pipeline.weights import WeightPublisher
 from samplers.base import Problem
 
@@ -115,6 +115,14 @@ def publish(publisher: WeightPublisher, model: PreTrainedModel, version: int, mo
     return publisher.publish(model.state_dict(), version, model_dir, canary, teacher_forced(model, canary))
 
 
-def work(attempt_id: int, prompt: str, max_new_tokens: int = 12, temperature: float = 1.0) -> Work:
+def work(
+    attempt_id: int,
+    prompt: str,
+    max_new_tokens: int = 12,
+    temperature: float = 1.0,
+    prefix: Prefix | None = None,
+    interruption: Interruption | None = None,
+) -> Work:
     problem = Problem(f"p/{prompt}", "tiny", prompt, "")
-    return Work(attempt_id, attempt_id // 4, 0, problem, SamplingParams(temperature, max_new_tokens))
+    sampling = SamplingParams(temperature, max_new_tokens)
+    return Work(attempt_id, attempt_id // 4, 0, problem, sampling, "train", prefix, interruption)
