@@ -30,11 +30,15 @@ MAX_SKIPPED_IN_A_ROW = 8
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One rollout with what its tokens are multiplied by; `has_variance`: its group's rewards are not all equal."""
+    """One rollout with what its tokens are multiplied by; `has_variance`: its group's rewards are not all equal.
+
+    Only `sampled` tokens, [T] bool, are trained: forced ones are read by the model and are in no sum or mean.
+    """
 
     rollout: Rollout
     prompt_ids: np.ndarray
     completion_ids: np.ndarray
+    sampled: np.ndarray
     advantage: float
     normalizer: float
     has_variance: bool
@@ -149,14 +153,14 @@ class Learner:
         """Every rollout that has a token to train; those without still count in the normalisers."""
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         group_index = np.repeat(np.arange(len(groups)), [len(group.rollouts) for group in groups])
-        num_tokens = np.array([rollout.num_tokens for rollout in rollouts], dtype=np.int64)
+        num_tokens = np.array([rollout.num_sampled for rollout in rollouts], dtype=np.int64)
         normalizers = rollout_normalizers(num_tokens, group_index, self.config.loss.aggregation, num_attempts)
         flat_advantages = np.concatenate([np.zeros(0), *advantages])
         mixed = [not has_zero_variance(np.asarray(g.chain_rewards)) for g in groups for _ in g.rollouts]
         rows = [
-            _Row(rollout, rollout.prompt_array(), rollout.completion_array(), float(advantage), float(normalizer), mix)
-            for rollout, advantage, normalizer, mix in zip(rollouts, flat_advantages, normalizers, mixed, strict=True)
-            if rollout.num_tokens
+            _Row(r, r.prompt_array(), r.completion_array(), r.sampled_array(), float(advantage), float(normalizer), mix)
+            for r, advantage, normalizer, mix in zip(rollouts, flat_advantages, normalizers, mixed, strict=True)
+            if r.num_sampled
         ]
         for row in rows:
             if not row.prompt_ids.size:
@@ -198,13 +202,13 @@ class Learner:
         logprobs, entropies = completion_logprobs(
             self.model, self._collate(rows), self.temperature, entropy_gradient=bool(self.config.entropy.coef)
         )
-        counts = torch.tensor([row.completion_ids.size for row in rows])
+        counts = torch.tensor([row.rollout.num_sampled for row in rows])
 
         def per_token(values: Sequence[float]) -> Tensor:
             return torch.tensor(values, dtype=torch.float64).repeat_interleave(counts).to(device, logprobs.dtype)
 
-        engine_logprobs = torch.from_numpy(np.concatenate([row.rollout.logprob_array() for row in rows]))
-        versions = torch.from_numpy(np.concatenate([row.rollout.version_array() for row in rows]))
+        engine_logprobs = torch.from_numpy(np.concatenate([r.rollout.logprob_array()[r.sampled] for r in rows]))
+        versions = torch.from_numpy(np.concatenate([r.rollout.version_array()[r.sampled] for r in rows]))
         tokens = Tokens(
             logprobs=logprobs,
             engine_logprobs=engine_logprobs.to(device, logprobs.dtype),
@@ -216,7 +220,7 @@ class Learner:
         return tokens, entropies
 
     def _collate(self, rows: Sequence[_Row]) -> TokenBatch:
-        parts = collate([r.prompt_ids for r in rows], [r.completion_ids for r in rows])
+        parts = collate([r.prompt_ids for r in rows], [r.completion_ids for r in rows], [r.sampled for r in rows])
         return TokenBatch(*(t.to(self.model.device) for t in parts))
 
     def _forward_backward(

@@ -29,7 +29,7 @@ class TokenBatch(NamedTuple):
     """Rows for one forward pass and the places where completion tokens are predicted.
 
     `input_ids`: [B, L] int64, right-padded with 0; each row is prompt + completion without its last token, which
-    predicts nothing. `positions`: [N] int64 into the flattened [B * L] rows, where the completions' tokens are
+    predicts nothing. `positions`: [N] int64 into the flattened [B * L] rows, where the completions' chosen tokens are
     predicted. `targets`: [N] int64, those tokens, row after row.
     """
 
@@ -38,20 +38,24 @@ class TokenBatch(NamedTuple):
     targets: Tensor
 
 
-def collate(prompts: Sequence[np.ndarray], completions: Sequence[np.ndarray]) -> TokenBatch:
+def collate(
+    prompts: Sequence[np.ndarray], completions: Sequence[np.ndarray], chosen: Sequence[np.ndarray] | None = None
+) -> TokenBatch:
     """Right-pad B rows of prompt ids [P_i] and completion ids [T_i], P_i >= 1 and T_i >= 1.
 
+    `chosen`, [T_i] bool, says which completion tokens are targets (None: all): those left out get no logits at all.
     Padding is on the right, where a causal model never looks back at it, so no attention mask is needed.
     """
     assert len(prompts) == len(completions) > 0
     widths = [p.size + c.size - 1 for p, c in zip(prompts, completions, strict=True)]
     width = max(widths)
     input_ids = np.zeros((len(prompts), width), dtype=np.int64)
+    chosen = [np.ones(c.size, dtype=bool) for c in completions] if chosen is None else chosen
     positions = []
-    for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+    for row, (prompt, completion, taken) in enumerate(zip(prompts, completions, chosen, strict=True)):
         assert prompt.ndim == completion.ndim == 1 and prompt.size and completion.size
         input_ids[row, : prompt.size] = prompt
         input_ids[row, prompt.size : widths[row]] = completion[:-1]
-        positions.append(np.arange(prompt.size - 1, widths[row], dtype=np.int64) + row * width)
-    targets = np.concatenate(completions).astype(np.int64)
+        positions.append(np.arange(prompt.size - 1, widths[row], dtype=np.int64)[taken] + row * width)
+    targets = np.concatenate([c[taken] for c, taken in zip(completions, chosen, strict=True)]).astype(np.int64)
     return TokenBatch(*map(torch.from_numpy, (input_ids, np.concatenate(positions), targets)))

@@ -67,18 +67,19 @@ def token_metrics(tokens: TrainedTokens, mask_names: Sequence[str]) -> dict[str,
 
 
 def group_metrics(groups: Sequence[Group], advantages: Sequence[np.ndarray]) -> dict[str, float]:
-    """Sizes, rewards and lengths of the trained rollouts."""
+    """Sizes, rewards and lengths of the trained rollouts; `num_tokens` counts what is trained, not what is forced."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     rewards = [group.chain_rewards[i] for group in groups for i in group.draw_indices]
-    num_tokens = sum(rollout.num_tokens for rollout in rollouts)
+    lengths = [rollout.num_tokens for rollout in rollouts]
     n = max(len(rollouts), 1)
     return {
         "num_groups": float(len(groups)),
         "num_rollouts": float(len(rollouts)),
-        "num_tokens": float(num_tokens),
+        "num_tokens": float(sum(rollout.num_sampled for rollout in rollouts)),
         "reward_mean": sum(rewards) / n,
-        "completion_tokens_mean": num_tokens / n,
+        "completion_tokens_mean": sum(lengths) / n,
         "truncated_frac": sum(rollout.finish_reason == "length" for rollout in rollouts) / n,
+        "interrupted_frac": sum(bool(rollout.forced_spans) for rollout in rollouts) / n,
         "positive_advantage_frac": sum(int((a > 0).sum()) for a in advantages) / n,
     }
 
