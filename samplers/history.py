@@ -68,7 +68,7 @@ class History:
 
     def observe(self, problem_id: str, outcome: Outcome, best: float) -> None:
         """Add a finished round with at least one judged rollout; `best` is its highest reward."""
-        num, correct = len(outcome.correct), sum(outcome.correct)
+        num, correct = len(outcome.correct), outcome.correct.count(True)
         is_first = outcome.round == 0
         if is_first:
             self._first_attempts += num

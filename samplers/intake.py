@@ -48,11 +48,10 @@ class Intake:
             problem = next_problem()
             problem_id = problem.problem_id
             record = records.get(problem_id)
-            is_due = problem_id not in pending and (record is None or not (record.retired or record.skips_left))
-            if is_due and not (passes_by is not None and passes_by(problem)):
-                num_rollouts = size(problem)
-                launches.append(self._open(problem, num_rollouts))
-                budget -= num_rollouts
+            is_due = (record is None or not (record.skips_left or record.retired)) and problem_id not in pending
+            if is_due and (passes_by is None or not passes_by(problem)):
+                launches.append(launch := self._open(problem, size(problem)))
+                budget -= launch.num_rollouts
                 num_free -= 1
                 continue
             skips_left -= 1

@@ -81,14 +81,14 @@ class Past(msgspec.Struct, frozen=True, gc=False):
     best: float
     worst: float
 
-    def plus(self, last: "Past") -> "Past":
+    def plus(self, num_launched: int, outcome: Outcome, best: float, worst: float) -> "Past":
         return Past(
-            self.num_launched + last.num_launched,
-            self.rewards + last.rewards,
-            self.round_sizes + last.round_sizes,
-            self.oldest_versions + last.oldest_versions,
-            max(self.best, last.best),
-            min(self.worst, last.worst),
+            self.num_launched + num_launched,
+            self.rewards + outcome.rewards,
+            (*self.round_sizes, len(outcome.rewards)),
+            (*self.oldest_versions, outcome.oldest_version),
+            self.best if self.best > best else best,
+            self.worst if self.worst < worst else worst,
         )
 
 
@@ -153,26 +153,28 @@ class NeverGiveUpSampler:
         if launch is None or launch.round != outcome.round:
             raise ValueError(f"chain {chain_id} has no round {outcome.round} in flight")
         past = self._landed(launch)
-        problem_id = launch.problem.problem_id
-        rewards = outcome.rewards
+        problem_id, rewards = launch.problem.problem_id, outcome.rewards
         if not rewards:
             self._intake.close(problem_id)
             return [Decision(chain_id, "drop", "unverifiable")]
-        best = max(rewards)
+        ordered = sorted(rewards)  # quicker than a minimum and a maximum
+        worst, best = ordered[0], ordered[-1]
         bar = None if past is None else past.best
         if self._config.accept == "history":
             bar = self._best_ever(problem_id, bar)
         self._history.observe(problem_id, outcome, best)
-        chain = Past(launch.num_rollouts, rewards, (len(rewards),), (outcome.oldest_version,), best, min(rewards))
-        if past is not None:
-            chain = past.plus(chain)
+        num_judged = len(rewards)
+        if past is None:
+            chain = Past(launch.num_rollouts, rewards, (num_judged,), (outcome.oldest_version,), best, worst)
+        else:
+            chain = past.plus(launch.num_rollouts, outcome, best, worst)
         ruling = self._decide(chain, outcome, best, bar)
-        if isinstance(ruling, int):
-            self._pasts[chain_id] = chain
-            self._retries.append(Retry(chain_id, outcome.round + 1, launch.problem, ruling))
-            return [Decision(chain_id, "retry", "retry")]
-        self._intake.close(problem_id)
-        return [ruling]
+        if isinstance(ruling, Decision):
+            self._intake.close(problem_id)
+            return [ruling]
+        self._pasts[chain_id] = chain
+        self._retries.append(Retry(chain_id, outcome.round + 1, launch.problem, ruling))
+        return [Decision(chain_id, "retry", "retry")]
 
     def abandon(self, chain_id: int) -> None:
         """Raises ValueError if that chain is not open."""

@@ -12,7 +12,9 @@ REWARD_TOLERANCE = 1e-6
 def exceeds(reward: float, bar: float) -> bool:
     """Whether `reward` is above `bar` by more than a relative 1e-6 (absolute for rewards below 1)."""
     gap = reward - bar
-    return gap > REWARD_TOLERANCE and gap > REWARD_TOLERANCE * max(1.0, reward, -bar)
+    if reward <= 1.0 and bar >= -1.0:
+        return gap > REWARD_TOLERANCE
+    return gap > REWARD_TOLERANCE * max(1.0, reward, -bar)
 
 
 def all_equal(rewards: Sequence[float]) -> bool:
