@@ -13,14 +13,13 @@ from pathlib import Path
 import msgspec
 import torch
 
-from learner.checkpoint import MODEL, load_checkpoint, save_checkpoint
-from learner.learner import Learner
-from learner.model import export_model_dir, load_model, load_reference
+from learner.checkpoint import open_learner, save_checkpoint
+from learner.model import export_model_dir
+from learner.recording import Recorder, StepRecord
 from pipeline.channels import ENDPOINT, PeerSocket
 from pipeline.checkpoints import partial_dir
 from pipeline.config import Config, parse_config
 from pipeline.errors import NguError
-from pipeline.manifest import verify_manifest
 from pipeline.messages import (
     Batch,
     BatchRequest,
@@ -45,17 +44,11 @@ class LearnerRole:
     def __init__(self, run_dir: Path, config: Config, socket: PeerSocket, resume: Path | None):
         self.run_dir = run_dir
         self.socket = socket
-        if resume is not None:
-            verify_manifest(resume)
-        model, self.tokenizer = load_model(config.model.path if resume is None else str(resume / MODEL))
-        kl = config.learner.kl
-        reference = load_reference(kl.reference or config.model.path, model) if kl.coef else None
-        self.learner = Learner(model, config.learner, config.sampling.temperature, reference=reference)
-        if resume is not None:
-            load_checkpoint(resume, self.learner)
+        self.learner, self.tokenizer = open_learner(config, resume)
         self.model_dir = run_dir / "model"
-        export_model_dir(model, self.tokenizer, self.model_dir)
+        export_model_dir(self.learner.model, self.tokenizer, self.model_dir)
         self.publisher = WeightPublisher(weights_dir(run_dir))
+        self.recorder = Recorder(run_dir, config.daemon.replay_gib, self.learner.policy_version)
         self._heartbeat_due = 0.0
 
     def run(self) -> None:
@@ -89,6 +82,7 @@ class LearnerRole:
         publish_started = time.perf_counter()
         notice = self._publish()
         report.metrics["publish_s"] = time.perf_counter() - publish_started
+        self.recorder.write(StepRecord(report.policy_version, batch, self.learner.config, notice.checksum))
         checkpoint = partial_dir(self.run_dir, report.policy_version) if batch.checkpoint else None
         if checkpoint is not None:
             self._save(checkpoint)

@@ -11,10 +11,11 @@ from pathlib import Path
 import msgspec
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from learner.learner import Learner
-from learner.model import save_tokenizer
+from learner.model import load_model, load_reference, save_tokenizer
+from pipeline.config import Config
 from pipeline.errors import WeightError
 from pipeline.manifest import MANIFEST, verify_manifest, write_manifest
 
@@ -40,6 +41,26 @@ def save_checkpoint(directory: Path, learner: Learner, tokenizer: PreTrainedToke
     counters = Counters(learner.policy_version, learner.num_skipped, learner.num_skipped_in_a_row)
     (directory / COUNTERS).write_bytes(msgspec.json.encode(counters))
     write_manifest(directory, _parts(directory))
+
+
+def open_learner(config: Config, checkpoint: Path | None) -> tuple[Learner, PreTrainedTokenizerBase]:
+    """The learner of a run as it stood at one of its checkpoints, or (None) before its first step.
+
+    Raises WeightError for a torn checkpoint and ConfigError for a model that cannot be loaded.
+    """
+    if checkpoint is not None:
+        verify_manifest(checkpoint)
+    model, tokenizer = load_model(config.model.path if checkpoint is None else str(checkpoint / MODEL))
+    reference = open_reference(config, model) if config.learner.kl.coef else None
+    learner = Learner(model, config.learner, config.sampling.temperature, reference=reference)
+    if checkpoint is not None:
+        load_checkpoint(checkpoint, learner)
+    return learner, tokenizer
+
+
+def open_reference(config: Config, model: PreTrainedModel) -> PreTrainedModel:
+    """The policy that [learner.kl] stays close to."""
+    return load_reference(config.learner.kl.reference or config.model.path, model)
 
 
 def load_checkpoint(directory: Path, learner: Learner) -> None:

@@ -34,6 +34,7 @@ class Snapshot(msgspec.Struct):
     batcher: BatcherState
     pending: list[list[Group]]  # batches cut before a crash that the learner, which is older, has yet to train again
     journal: int  # the segment of the journal that follows
+    is_holding: bool = False
 
 
 def partial_dir(run_dir: Path, step: int) -> Path:

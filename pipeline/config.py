@@ -16,7 +16,8 @@ import msgspec
 
 from pipeline.errors import ConfigError
 from pipeline.learner_config import LearnerConfig
-from pipeline.sections import Frac, NonNegativeInt, Positive, PositiveInt, Section
+from pipeline.sections import Frac, NonNegative, NonNegativeInt, Positive, PositiveInt, Section
+from pipeline.staleness import Policy
 from pipeline.tasks.registry import ShowYourWorkConfig, TaskConfig
 from samplers.never_give_up import NeverGiveUpConfig
 from samplers.registry import SamplerConfig
@@ -76,11 +77,17 @@ class StalenessConfig(Section, frozen=True):
     """`max_lag` bounds launches: at most (max_lag + 1) batches are waiting, in training or in flight together.
 
     0 is the synchronous mode: generate a batch, train on it, publish, generate the next. `correct` trains whatever
-    arrives, with truncated weights; `drop` leaves out groups that hold a token older than `max_lag` versions.
+    arrives, with truncated weights; `pace` trains in the order of launches, so that the learner, and with it the
+    launches, wait for what would become older than `max_lag`, and of a chain of many rounds leaves out those that are
+    older all the same; `drop` leaves out groups that hold a token older than `max_lag` versions.
+
+    After a step whose effective sample size is below `min_ess` nothing is launched until the groups launched before it
+    are trained; 0 never holds.
     """
 
     max_lag: NonNegativeInt = 1
-    policy: Literal["correct", "drop"] = "correct"
+    policy: Policy = "correct"
+    min_ess: Frac = 0.5
 
 
 class EvalConfig(Section, frozen=True):
@@ -96,13 +103,15 @@ class DaemonConfig(Section, frozen=True):
 
     A process that says nothing for `hang_s` seconds is killed and started again; raise it where one micro-batch, one
     checkpoint or loading the model takes longer. Attempts that ended more than `ledger_keep_steps` steps ago are kept
-    as sums by problem only.
+    as sums by problem only. The batches of the newest steps are kept for `ngu replay`, as many as fit into `replay_gib`
+    GiB (about 20 bytes a token); 0 keeps none.
     """
 
     checkpoint_every_steps: NonNegativeInt = 10
     max_restarts: NonNegativeInt = 3
     hang_s: Positive = 60.0
     ledger_keep_steps: PositiveInt = 200
+    replay_gib: NonNegative = 1.0
 
 
 class Config(Section, frozen=True):

@@ -31,6 +31,7 @@ LIVE_FIELDS = (
     "learner.lr",
     "staleness.max_lag",
     "staleness.policy",
+    "staleness.min_ess",
     "verifier.max_unknown_frac",
     "eval.every_steps",
     "eval.num_rollouts",

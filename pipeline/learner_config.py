@@ -226,7 +226,9 @@ class SubsetConfig(Section, frozen=True):
 
 class LearnerConfig(Section, frozen=True):
     """`batch_by` says what `batch_size` counts: `attempts` launched (zero-variance groups are not replaced),
-    `completions` trained, or `groups` trained (both refill).
+    `completions` trained, or `groups` trained (both refill). `batch_order` fills batches in the order in which rounds
+    finish (`arrival`) or were launched (`ticket`), where the learner waits for the slowest but no batch is biased
+    towards short and easy rollouts.
 
     With a `reference_batch` above 0, `lr` is that of a batch of this size, in the same unit, and is multiplied by
     sqrt(batch_size / reference_batch).
@@ -239,6 +241,7 @@ class LearnerConfig(Section, frozen=True):
     max_grad_norm: Positive = 1.0
     batch_by: Literal["attempts", "completions", "groups"] = "attempts"
     batch_size: PositiveInt = 384
+    batch_order: Literal["arrival", "ticket"] = "arrival"
     reference_batch: NonNegativeInt = 0
     micro_batch_tokens: PositiveInt = 2048
     advantage: AdvantageConfig = msgspec.field(default_factory=AdvantageConfig)

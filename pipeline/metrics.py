@@ -5,7 +5,8 @@ A record is one flat JSON object with a `kind`:
 - `step`: `step`, `time` (unix s), `rollouts`, `tokens`, `metrics` {name: value}
 - `eval`: `step`, `phase` ("before", "during", "after"), `version_min`, `version_max`, `rollouts` (training rollouts so
   far), `pass_at_1` {level: value}, `num_rollouts` {level: n}, `hard_pass_at_1`, `mix_pass_at_1`
-- `levels`: `rollouts_by_level` {level: {"launched": n, "trained": n, "correct": n}}
+- `levels`: `rollouts_by_level` {level: {"launched": n, "trained": n, "correct": n}}, `left_out`: what the staleness
+  rule left out (`Tally.left_out`)
 """
 
 import math

@@ -82,6 +82,7 @@ def summarize(records: list[Record], status: dict[str, Any], config: dict[str, A
         "pass_at_1": after.get("pass_at_1", {}),
         "eval_rollouts": after.get("num_rollouts", {}),
         "rollouts_by_level": levels[-1]["rollouts_by_level"] if levels else {},
+        "left_out_as_stale": levels[-1].get("left_out", {}) if levels else {},
     }
 
 

@@ -6,7 +6,11 @@ there is a rule at consumption too, and both are counted.
 
 from typing import Literal
 
+import msgspec
+
 from pipeline.messages import Group
+
+Policy = Literal["correct", "pace", "drop"]
 
 
 def room(max_lag: int, batch_size: int, num_waiting: int, num_in_flight: int) -> int:
@@ -25,6 +29,23 @@ def group_lag(group: Group, policy_version: int) -> int:
     return policy_version - min(oldest) if oldest else 0
 
 
-def admit(group: Group, policy_version: int, max_lag: int, policy: Literal["correct", "drop"]) -> bool:
-    """Whether a group may be trained at `policy_version`: `correct` always, `drop` only up to `max_lag`."""
-    return policy == "correct" or group_lag(group, policy_version) <= max_lag
+def admit(group: Group, policy_version: int, max_lag: int, policy: Policy) -> Group | None:
+    """What of a group may be trained at `policy_version`, or None.
+
+    `correct` trains everything; `drop` the group whole or not at all; `pace` its rollouts up to `max_lag`, so that a
+    chain of many rounds loses the rounds that no waiting could have kept young, and only those.
+    """
+    if policy == "correct" or group_lag(group, policy_version) <= max_lag:
+        return group
+    if policy == "drop":
+        return None
+    oldest = [r.oldest_version for r in group.rollouts]
+    kept = [i for i, v in enumerate(oldest) if v is None or policy_version - v <= max_lag]
+    if not kept:
+        return None
+    return msgspec.structs.replace(
+        group,
+        rollouts=tuple(group.rollouts[i] for i in kept),
+        verdicts=tuple(group.verdicts[i] for i in kept),
+        draw_indices=tuple(group.draw_indices[i] for i in kept),
+    )

@@ -95,6 +95,13 @@ class WeightPublisher:
             self.directory.rmdir()
 
 
+def weights_checksum(state_dict: "Mapping[str, Tensor]") -> str:
+    """The checksum that a notice of these weights would carry."""
+    from safetensors.torch import save
+
+    return xxhash.xxh3_64_hexdigest(save(_distinct(state_dict)))
+
+
 def read_weights(notice: WeightsNotice) -> "dict[str, Tensor]":
     """The tensors of a notice, mapped without a copy (a write to one stays private to this process).
 

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from pipeline.config import Config, load_config
+from pipeline.errors import ConfigError
 
 Positive = Annotated[float, msgspec.Meta(gt=0.0)]
 NonNegative = Annotated[float, msgspec.Meta(ge=0.0)]
@@ -163,4 +164,6 @@ def load_lab_config(path: str | Path | None, overrides: Sequence[str] = ()) -> L
     """Raises ConfigError."""
     config = load_config(path, overrides, LabConfig)
     assert isinstance(config, LabConfig)
+    if config.staleness.policy == "pace" or config.learner.batch_order == "ticket":
+        raise ConfigError('the lab has neither staleness.policy = "pace" nor learner.batch_order = "ticket"')
     return config

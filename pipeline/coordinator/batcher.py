@@ -1,7 +1,7 @@
-"""Closed groups in arrival order, cut into batches by attempts, completions or groups."""
+"""Closed groups, cut into batches by attempts, completions or groups, as they finish or as they were launched."""
 
-from collections import deque
-from typing import Literal
+import math
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -11,15 +11,32 @@ BatchBy = Literal["attempts", "completions", "groups"]
 
 
 class Entry(msgspec.Struct, frozen=True, array_like=True):
-    """A finished round: `cost` in the batch unit, and the group it closed if it closed one."""
+    """A finished round: `cost` in the batch unit, and the group it closed if it closed one.
+
+    `ticket` is its place in the order of launches, `version` the policy's when it was launched.
+    """
 
     cost: int
     group: Group | None
+    ticket: int = 0
+    version: int = 0
 
 
 class BatcherState(msgspec.Struct):
     entries: list[Entry]
     carry: int
+
+
+class Cut(NamedTuple):
+    """How the next batch is cut: as rounds arrived, or as they were launched, up to the ticket `gap` of the first that
+    has not finished (infinity: none). Rounds launched at version `due` or before belong to it whatever its size.
+    """
+
+    gap: float | None = None
+    due: int = -1
+
+
+ARRIVAL = Cut()
 
 
 class Batcher:
@@ -30,16 +47,17 @@ class Batcher:
     def __init__(self, batch_by: BatchBy, batch_size: int):
         self._batch_by = batch_by
         self._batch_size = batch_size
-        self._entries: deque[Entry] = deque()
+        self._entries: list[Entry] = []
         self._total = 0
         self._carry = 0  # units of the last batch beyond its size: they count towards the next
         self._in_training = 0
 
-    def add_round(self, num_attempts: int, group: Group | None) -> None:
+    def add_round(self, num_attempts: int, group: Group | None, ticket: int = 0, version: int = 0) -> None:
         if self._batch_by == "attempts":
-            self._append(Entry(num_attempts, group))
+            self._append(Entry(num_attempts, group, ticket, version))
         elif group is not None:
-            self._append(Entry(len(group.rollouts) if self._batch_by == "completions" else 1, group))
+            cost = len(group.rollouts) if self._batch_by == "completions" else 1
+            self._append(Entry(cost, group, ticket, version))
 
     def _append(self, entry: Entry) -> None:
         self._entries.append(entry)
@@ -47,31 +65,57 @@ class Batcher:
 
     @property
     def ready(self) -> bool:
+        """Whether enough has finished for a batch; the order of launches may still make it wait."""
         return self._carry + self._total >= self._batch_size
 
-    def take(self) -> list[Group]:
-        """The groups of the next batch, oldest first; may be empty when `batch_by` is attempts."""
-        assert self.ready
-        groups: list[Group] = []
-        units = self._carry
-        while units < self._batch_size:
-            entry = self._entries.popleft()
-            self._total -= entry.cost
-            units += entry.cost
-            if entry.group is not None:
-                groups.append(entry.group)
-        self._carry = units - self._batch_size
+    def can_take(self, cut: Cut) -> bool:
+        return self._next(cut) is not None
+
+    def take(self, cut: Cut = ARRIVAL) -> list[Group]:
+        """The groups of the next batch; may be empty when `batch_by` is attempts. Only when `can_take`."""
+        chosen = self._next(cut)
+        assert chosen is not None
+        taken = {id(entry) for entry in chosen}
+        self._entries = [entry for entry in self._entries if id(entry) not in taken]
+        units = sum(entry.cost for entry in chosen)
+        self._total -= units
+        self._carry += units - self._batch_size
         self._in_training = self._batch_size
-        return groups
+        return [entry.group for entry in chosen if entry.group is not None]
+
+    def _next(self, cut: Cut) -> list[Entry] | None:
+        """The entries of the next batch, or None while it has to wait."""
+        if not self.ready:
+            return None
+        entries, gap = self._entries, math.inf
+        if cut.gap is not None:
+            entries, gap = sorted(entries, key=lambda entry: entry.ticket), cut.gap
+        chosen: list[Entry] = []
+        units = self._carry
+        for entry in entries:
+            if entry.ticket > gap or (units >= self._batch_size and entry.version > cut.due):
+                break
+            chosen.append(entry)
+            units += entry.cost
+        return chosen if units >= self._batch_size else None
 
     def consumed(self) -> None:
         """The batch taken last is trained, or was empty."""
         self._in_training = 0
 
     @property
+    def is_training(self) -> bool:
+        return self._in_training > 0
+
+    @property
     def num_waiting(self) -> int:
         """Units finished and not yet consumed by an optimizer step."""
         return self._total + self._carry + self._in_training
+
+    @property
+    def num_batches(self) -> int:
+        """Batches that are full and not yet consumed, the one in training included."""
+        return self.num_waiting // self._batch_size
 
     @property
     def groups(self) -> list[Group]:
@@ -81,6 +125,6 @@ class Batcher:
         return BatcherState(list(self._entries), self._carry)
 
     def restore(self, state: BatcherState) -> None:
-        self._entries = deque(state.entries)
+        self._entries = list(state.entries)
         self._total = sum(e.cost for e in state.entries)
         self._carry = state.carry

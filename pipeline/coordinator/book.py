@@ -20,11 +20,16 @@ class Result(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OpenRound(msgspec.Struct):
-    """A round in flight. `results[i]` is filled when place i is judged; `num_missing` counts the places still owed."""
+    """A round in flight. `results[i]` is filled when place i is judged; `num_missing` counts the places still owed.
+
+    `ticket` is its launch's, `version` the policy's then.
+    """
 
     round: int
     results: list[Result | None]
     num_missing: int
+    ticket: int = 0
+    version: int = 0
 
 
 class OpenChain(msgspec.Struct):
@@ -70,13 +75,14 @@ class Book:
 
     # --- launching ---
 
-    def open_round(self, launch: Launch) -> list[Work]:
+    def open_round(self, launch: Launch, policy_version: int) -> list[Work]:
         chain = self.chains.get(launch.chain_id)
         if chain is None:
             chain = OpenChain(launch.chain_id, launch.problem, [], [], None)
             self.chains[launch.chain_id] = chain
         assert chain.current is None, f"chain {launch.chain_id} already has a round in flight"
-        chain.current = OpenRound(launch.round, [None] * launch.num_rollouts, launch.num_rollouts)
+        places: list[Result | None] = [None] * launch.num_rollouts
+        chain.current = OpenRound(launch.round, places, launch.num_rollouts, launch.ticket, policy_version)
         self.num_in_flight += launch.num_rollouts
         return [
             self.new_attempt(launch.problem, launch.chain_id, launch.round, i, "train", tries=1)
@@ -147,8 +153,8 @@ class Book:
         return self.chains.pop(chain_id)
 
     @property
-    def num_open_rounds(self) -> int:
-        return sum(1 for c in self.chains.values() if c.current)
+    def open_rounds(self) -> list[OpenRound]:
+        return [c.current for c in self.chains.values() if c.current is not None]
 
     # --- checkpoints ---
 

@@ -1,17 +1,18 @@
 """What happens to attempts: from a launch through rollout and verdict to a closed group. It knows queues, not peers."""
 
+import math
 import time
 from collections import deque
 from typing import Any
 
 from pipeline import staleness
 from pipeline.config import Config
-from pipeline.coordinator.batcher import Batcher
+from pipeline.coordinator.batcher import Batcher, Cut
 from pipeline.coordinator.book import MAX_TRIES, Book, OpenChain, Result, make_group
 from pipeline.coordinator.credit import CreditQueue
 from pipeline.coordinator.evaluation import Evaluation, Phase
 from pipeline.coordinator.journal import Journal, Proposed, Replaced, Settled, Stepped, Taken
-from pipeline.coordinator.tally import Tally
+from pipeline.coordinator.tally import Occupancy, Tally
 from pipeline.errors import RunFailed, WireError
 from pipeline.ledger import Fate, Ledger
 from pipeline.messages import AttemptFailed, Group, Rollout, SamplingParams, Verdict, VerifyJob, Work
@@ -43,14 +44,18 @@ class AttemptFlow:
         self.pending: deque[list[Group]] = deque()  # batches to be trained again after a crash, before any other
         self.evaluation: Evaluation | None = None
         self.policy_version = 0
+        self.is_holding = False  # nothing is launched until what was launched before is trained
         self._num_empty = 0  # batches in a row without a group
 
     # --- launching ---
 
     def launch(self) -> None:
         """Keep engines full, within what staleness admits and the run's budget allows."""
+        if self.is_holding and (self.book.num_in_flight or self.batcher.num_batches):
+            return
+        self.is_holding = False
         by_groups = self.config.learner.batch_by == "groups"
-        in_flight = self.book.num_open_rounds if by_groups else self.book.num_in_flight
+        in_flight = len(self.book.open_rounds) if by_groups else self.book.num_in_flight
         lag, size = self.config.staleness.max_lag, self.config.learner.batch_size
         room = staleness.room(lag, size, self.batcher.num_waiting, in_flight)
         # A short queue behind the engines' slots hides the round trip to them without adding to lag.
@@ -69,7 +74,7 @@ class AttemptFlow:
         launches = self.sampler.propose(1)
         for launch in launches:
             self.tally.launched(launch)
-            for work in self.book.open_round(launch):
+            for work in self.book.open_round(launch, self.policy_version):
                 self.queue(work)
         return launches
 
@@ -180,6 +185,8 @@ class AttemptFlow:
             self._finish_round(chain)
 
     def _finish_round(self, chain: OpenChain) -> None:
+        finished = chain.current
+        assert finished is not None
         outcome = self.book.finish_round(chain, self.policy_version)
         if outcome is None:
             self.sampler.abandon(chain.chain_id)
@@ -197,7 +204,7 @@ class AttemptFlow:
                 self._end(left_out, "filtered")
             elif decision.action == "drop":
                 self._close_chain(decision.chain_id, "given_up" if decision.reason == "gave_up" else "filtered")
-        self.batcher.add_round(len(outcome.rewards), group)
+        self.batcher.add_round(len(outcome.rewards), group, finished.ticket, finished.version)
 
     def _close_chain(self, chain_id: int, fate: Fate) -> None:
         chain = self.book.close_chain(chain_id)
@@ -209,15 +216,15 @@ class AttemptFlow:
         """Groups for one optimizer step; empty if no full batch holds anything to train."""
         if self.pending:
             return self.pending.popleft()
-        if not self.batcher.ready:
+        if (cut := self._cut()) is None or not self.batcher.can_take(cut):
             return []
         self.journal.write(Taken())
         return self.cut_batch()
 
     def cut_batch(self) -> list[Group]:
         """The first full batch that holds anything to train, its groups judged for staleness now."""
-        while self.batcher.ready:
-            groups = [g for g in self.batcher.take() if self._admit(g)]
+        while (cut := self._cut()) is not None and self.batcher.can_take(cut):
+            groups = [kept for g in self.batcher.take(cut) if (kept := self._admit(g)) is not None]
             if groups:
                 self._num_empty = 0
                 return groups
@@ -231,21 +238,62 @@ class AttemptFlow:
                 )
         return []
 
-    def _admit(self, group: Group) -> bool:
-        rule = self.config.staleness
-        if staleness.admit(group, self.policy_version, rule.max_lag, rule.policy):
-            return True
-        self._end([r.attempt_id for r in group.rollouts], "stale")
-        self.tally.stale(group)
-        return False
+    def _cut(self) -> Cut | None:
+        """How the next batch is cut; None while something runs that would be too old for the batch after it.
 
-    def trained(self, groups: tuple[Group, ...]) -> None:
-        """The learner finished the step that brought it to `policy_version`."""
-        self.journal.write(Stepped(self.policy_version))
+        By ticket what admission lets in is trained within `max_lag` versions of its launch, if a batch counts attempts.
+        The others count what comes of them, which can be more than was launched, so `pace` waits and takes it all;
+        so does `max_lag` 0, or what still runs would be trained at lag 1.
+        """
+        rule = self.config.staleness
+        is_paced = rule.policy == "pace" or rule.max_lag == 0
+        if not self.batcher.ready or not (is_paced or self.config.learner.batch_order == "ticket"):
+            return Cut()
+        first = min(self.book.open_rounds, key=lambda r: r.ticket, default=None)
+        due = self.policy_version - rule.max_lag if is_paced else -1
+        if first is not None and first.version <= due:
+            return None
+        return Cut(math.inf if first is None else first.ticket, due)
+
+    def _admit(self, group: Group) -> Group | None:
+        """What of a group may be trained now; the rest of its rollouts end as stale."""
+        rule = self.config.staleness
+        admitted = staleness.admit(group, self.policy_version, rule.max_lag, rule.policy)
+        if admitted is not group:
+            kept = {r.attempt_id for r in admitted.rollouts} if admitted is not None else set()
+            left_out = [r for r in group.rollouts if r.attempt_id not in kept]
+            self._end([r.attempt_id for r in left_out], "stale")
+            self.tally.stale(group.problem.level, left_out)
+        return admitted
+
+    def trained(self, groups: tuple[Group, ...], ess: float) -> None:
+        """The learner finished the step that brought it to `policy_version`, at an effective sample size of `ess`.
+
+        Under `staleness.min_ess` launches wait until the groups launched before are trained: the answer of PipelineRL
+        (arXiv 2509.19128) to ratios that run away. Less than a batch of them may remain and joins the next.
+        """
+        floor = self.config.staleness.min_ess
+        holds = ess < floor
+        self.journal.write(Stepped(self.policy_version, holds))
+        if holds and not self.is_holding:
+            self.tally.count("ess_holds")
+            self.tally.warn(
+                f"step {self.policy_version}: the effective sample size {ess:.2f} is under staleness.min_ess = "
+                f"{floor:g}; nothing is launched until what was launched before is trained"
+            )
+        self.is_holding |= holds
         for group in groups:
             self.ledger.end([r.attempt_id for r in group.rollouts], "trained", self.policy_version)
             self.tally.trained(group)
         self.batcher.consumed()
+
+    def occupancy(self) -> Occupancy:
+        """What stands between launch and learner now; an evaluation's rollouts count only where engines run them."""
+        num_eval = self.evaluation.num_missing if self.evaluation is not None else 0
+        unjudged = len(self.book.places) - num_eval
+        held = self.jobs.num_waiting + self.jobs.num_held
+        ended = max(self.book.num_in_flight - unjudged, 0) + held
+        return Occupancy(self.work.num_held, ended, self.batcher.num_batches)
 
     # --- evaluation ---
 

@@ -53,7 +53,10 @@ class Taken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
 
 
 class Stepped(msgspec.Struct, frozen=True, array_like=True, tag="stepped"):
+    """A batch was trained; `holds` when its ESS was so low that launches wait."""
+
     policy_version: int
+    holds: bool = False
 
 
 Entry = Configured | Proposed | Settled | Replaced | Taken | Stepped

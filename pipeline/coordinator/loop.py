@@ -122,6 +122,7 @@ class Coordinator:
             self._handle(name, message)
         self._advance()
         self._hand_out()
+        self.tally.occupied(self.flow.occupancy())
         self.journal.flush()
         self.ledger.commit()
         outbox, self.outbox = self.outbox, []
@@ -208,10 +209,8 @@ class Coordinator:
 
     def _lose_peer(self, name: str) -> None:
         """A peer is gone: what it held goes elsewhere."""
-        self.peers.pop(name, None)
-        self.peer_stats.pop(name, None)
-        self.last_heard.pop(name, None)
-        self.engine_versions.pop(name, None)
+        for known in (self.peers, self.peer_stats, self.last_heard, self.engine_versions):
+            known.pop(name, None)
         for attempt_id in self.flow.work.remove_peer(name):
             self.flow.fail(attempt_id, f"{name} was lost")
         for attempt_id, job in self.flow.jobs.remove_peer(name).items():
@@ -259,7 +258,7 @@ class Coordinator:
         if self.training is not None and is_new:
             if message.warning:
                 self.tally.warn(message.warning)
-            self.flow.trained(self.training.groups)
+            self.flow.trained(self.training.groups, message.metrics.get("ess", 1.0))
             self.training = None
             self._write_step(message.metrics)
         if is_new:
@@ -360,7 +359,7 @@ class Coordinator:
     def _end(self, state: Literal["finished", "stopped"]) -> None:
         if state == "finished":
             self.flow.cancel_waiting()
-        self._write("levels", rollouts_by_level=self.tally.by_level(), wall_s=self.tally.wall_s)
+        self._write("levels", **self.tally.totals())
         self.outbox.extend((name, Stop()) for name in self.peers)
         self.state = state
 

@@ -27,6 +27,7 @@ def take_snapshot(flow: AttemptFlow, task: TaskSource) -> Snapshot:
         batcher=flow.batcher.state(),
         pending=list(flow.pending),
         journal=flow.journal.serial + 1,
+        is_holding=flow.is_holding,
     )
 
 
@@ -46,6 +47,7 @@ def recover(
         flow.batcher.restore(snapshot.batcher)
         flow.book.restore(snapshot.book)
         flow.pending.extend(snapshot.pending)
+        flow.is_holding = snapshot.is_holding
     flow.ledger.rewind(version, flow.waiting_attempts() + list(flow.book.places))
     has_entries = False
     for entry in flow.journal.replay(snapshot.journal if snapshot is not None else 0):
@@ -67,6 +69,7 @@ def _apply(entry: Entry, flow: AttemptFlow, reconfigure: Callable[[Config], None
             reconfigure(parse_config(config, "journal"))
         case Proposed(first_id, num_attempts):
             flow.book.next_attempt_id = first_id
+            flow.is_holding = False  # or nothing had been launched
             flow.propose()
             if flow.book.next_attempt_id != first_id + num_attempts:
                 raise NguError(
@@ -81,6 +84,7 @@ def _apply(entry: Entry, flow: AttemptFlow, reconfigure: Callable[[Config], None
         case Taken():
             if groups := flow.cut_batch():
                 flow.pending.append(groups)
-        case Stepped(policy_version):
+        case Stepped(policy_version, holds):
             flow.policy_version = policy_version
+            flow.is_holding |= holds
             flow.batcher.consumed()

@@ -1,7 +1,8 @@
 """Counters, rates and windows of a run: what the dashboard shows and nothing that decides anything but one alarm."""
 
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from pipeline.messages import Group, Rollout, Verdict, WeightsLoaded
 from samplers.base import Launch, Outcome
@@ -9,6 +10,16 @@ from samplers.base import Launch, Outcome
 RATE_WINDOW_S = 10.0
 VERDICT_WINDOW = 256
 MAX_WARNINGS = 20
+
+
+class Occupancy(NamedTuple):
+    """What is between launch and learner: attempts that engines run; attempts that ended and whose verdict or siblings
+    are awaited; full batches, the one in training included. The quantities of the lag model (`bench.lag_model`).
+    """
+
+    running: float
+    ended: float
+    batches: float
 
 
 class Tally:
@@ -28,6 +39,10 @@ class Tally:
         self._since_step: defaultdict[str, float] = defaultdict(float)
         self._stall_s = 0.0
         self._canary_error = 0.0
+        self._occupancy = Occupancy(0, 0, 0)
+        self._occupied_since: float | None = None
+        self._occupied = [0.0, 0.0, 0.0]  # times seconds, since the last optimizer step
+        self._occupied_s = 0.0
 
     # --- time ---
 
@@ -90,12 +105,26 @@ class Tally:
     def trained(self, group: Group) -> None:
         self.counters["groups_trained"] += 1
         self._level(group.problem.level)[1] += len(group.rollouts)
+        self._used("trained", group.problem.level, group.rollouts)
 
-    def stale(self, group: Group) -> None:
-        """The staleness rule left a group out; its level and length tell what the rule starves."""
-        self.counters["stale_groups"] += 1
-        self.counters[f"stale_level/{group.problem.level}"] += 1
-        self.counters["stale_tokens"] += sum(r.num_tokens for r in group.rollouts)
+    def stale(self, level: str, rollouts: Sequence[Rollout]) -> None:
+        """The staleness rule left rollouts of a group out; level and length tell what the rule starves."""
+        self._used("left_out", level, rollouts)
+
+    def _used(self, how: str, level: str, rollouts: Sequence[Rollout]) -> None:
+        self.counters[f"{how}/rollouts"] += len(rollouts)
+        self.counters[f"{how}/level/{level}"] += len(rollouts)
+        for rollout in rollouts:
+            shortest = 1 << max(rollout.num_tokens.bit_length() - 1, 0)  # of the rollouts counted with it
+            self.counters[f"{how}/tokens/{shortest}"] += 1
+
+    def occupied(self, now: Occupancy) -> None:
+        """Called every turn: `now` holds until the next call."""
+        time, since = self._clock(), self._occupied_since
+        if since is not None:
+            self._occupied = [a + n * (time - since) for a, n in zip(self._occupied, self._occupancy, strict=True)]
+            self._occupied_s += time - since
+        self._occupancy, self._occupied_since = now, time
 
     def evaluated(self, record: dict[str, object]) -> None:
         self.last_eval = record
@@ -124,6 +153,9 @@ class Tally:
             "weights/stall_s": self._stall_s,
             "weights/canary_error": self._canary_error,
             "wall_s": self.wall_s,
+            "staleness/ess_holds": self.counters["ess_holds"],
+            "staleness/left_out": self.counters["left_out/rollouts"],
+            **self._mean_occupancy(),
         }
         if n := s["rollouts"]:  # none between two steps that follow each other at once
             self.last_step |= {
@@ -134,6 +166,33 @@ class Tally:
         if n := s["fresh"]:
             self.last_step["generated/fresh_pass_at_1"] = s["fresh_correct"] / n
         return self.last_step
+
+    def _mean_occupancy(self) -> dict[str, float]:
+        """Means over the time since the last optimizer step; starts the next interval."""
+        if not self._occupied_s:
+            return {}
+        means = Occupancy(*(total / self._occupied_s for total in self._occupied))
+        self._occupied, self._occupied_s = [0.0, 0.0, 0.0], 0.0
+        return {f"queue/mean_{name}": value for name, value in means._asdict().items()}
+
+    def totals(self) -> dict[str, Any]:
+        """The closing record of a run."""
+        return {"rollouts_by_level": self.by_level(), "left_out": self.left_out(), "wall_s": self.wall_s}
+
+    def left_out(self) -> dict[str, Any]:
+        """Rollouts that the staleness rule left out, and the shares of all judged ready to train: by level, and by
+        length in tokens, "16" for 16 to 31.
+        """
+
+        def shares(kind: str) -> dict[str, float]:
+            trained, left_out = f"trained/{kind}/", f"left_out/{kind}/"
+            names = {k.removeprefix(p) for p in (trained, left_out) for k in self.counters if k.startswith(p)}
+            ordered = sorted(names, key=lambda name: (len(name), name) if kind == "tokens" else (0, name))
+            sums = {n: (self.counters[left_out + n], self.counters[trained + n]) for n in ordered}
+            return {name: left / (left + kept) for name, (left, kept) in sums.items() if left + kept}
+
+        counts = {"rollouts": self.counters["left_out/rollouts"], "trained": self.counters["trained/rollouts"]}
+        return counts | {"frac_by_level": shares("level"), "frac_by_tokens": shares("tokens")}
 
     def by_level(self) -> dict[str, dict[str, int]]:
         names = ("launched", "trained", "correct")

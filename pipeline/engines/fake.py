@@ -22,7 +22,8 @@ FIRST_ID, EOS_ID = 10, 0
 
 
 class FakeScript(msgspec.Struct, frozen=True):
-    """Lengths of whole completions are uniform in `min_tokens..max_tokens`; one that the limit cuts short says nothing.
+    """Lengths of whole completions are uniform in `min_tokens..max_tokens`, or whatever `length` draws; one that the
+    limit cuts short says nothing.
 
     A phrase is a token a word, and no thought ends before its interruption.
     """
@@ -31,6 +32,7 @@ class FakeScript(msgspec.Struct, frozen=True):
     min_tokens: int = 4
     max_tokens: int = 16
     fail_frac: float = 0.0
+    length: Callable[[random.Random], int] | None = None
 
 
 class _Running(msgspec.Struct):
@@ -82,7 +84,8 @@ class FakeEngine:
         rng = random.Random(f"{self._seed}/{work.attempt_id}")
         if rng.random() < self._script.fail_frac:
             return Failure(work.attempt_id, "scripted failure", retryable=True)
-        length = rng.randint(self._script.min_tokens, self._script.max_tokens)
+        script = self._script
+        length = script.length(rng) if script.length else rng.randint(script.min_tokens, script.max_tokens)
         is_correct = rng.random() < self._script.pass_rate(work.problem)
         phrase = [FIRST_ID] * len(work.interruption.phrase.split()) if work.interruption is not None else []
         request = Request(work, PROMPT_IDS, phrase)

@@ -2,6 +2,7 @@
 
 import random
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +123,7 @@ class Simulation:
         step_turns: int = 3,
         unknown_every: int = 0,
         resume: Path | None = None,
+        ess: Callable[[int], float] = lambda step: 1.0,
     ):
         self.run_dir = run_dir
         self.config = config
@@ -141,6 +143,7 @@ class Simulation:
         self.engines: dict[str, FakeEngine] = {}
         self.verifier = FakeVerifier(unknown_every)
         self.step_turns = step_turns
+        self.ess = ess
         self.batch: Batch | None = None
         self.batch_left = 0
         self.batches: list[Batch] = []
@@ -234,7 +237,8 @@ class Simulation:
             path = self.run_dir / "checkpoints" / f".step_{self.version:06d}.partial"
             write_part(path)
             checkpoint = str(path)
-        self.inbox.append(("learner", StepDone(self.version, notice(self.version), {"loss": 1.0}, checkpoint)))
+        metrics = {"loss": 1.0, "ess": self.ess(self.version)}
+        self.inbox.append(("learner", StepDone(self.version, notice(self.version), metrics, checkpoint)))
         self.inbox.append(("learner", BatchRequest(self.version)))
 
     def run(self, max_turns: int = 20_000) -> None:

@@ -88,10 +88,11 @@ def test_dropping_by_age_is_counted_and_reported(tmp_path):
     cfg = config(staleness={"max_lag": 1, "policy": "drop"}, sampler={"kind": "never_give_up"}, max_rollouts=1500)
     run = Simulation(tmp_path, cfg, script=FakeScript(hard_is_rare), step_turns=40)
     run.run()
-    stale = run.coordinator.tally.counters["stale_groups"]
-    assert stale > 0
-    assert run.ledger.counts["stale"] > 0
-    assert sum(n for k, n in run.coordinator.tally.counters.items() if k.startswith("stale_level/")) == stale
+    report = run.sink.of_kind("levels")[-1]["left_out"]
+    assert report["rollouts"] == run.ledger.counts["stale"] > 0
+    assert report["trained"] == run.ledger.counts["trained"]
+    assert report["frac_by_level"]["hard"] > report["frac_by_level"]["easy"], "what needs many rounds is starved"
+    assert list(report["frac_by_tokens"]) == ["4", "8", "16"]
     for step, batch in enumerate(run.batches):
         for group in batch.groups:
             assert step - min(s.policy_version for r in group.rollouts for s in r.version_spans) <= 1

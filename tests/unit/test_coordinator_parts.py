@@ -136,9 +136,14 @@ def test_lag_is_judged_by_the_oldest_token():
     mixed = group(rollout(versions=(5,)), rollout(versions=(2, 5)))
     assert staleness.group_lag(mixed, 6) == 4
     assert staleness.group_lag(group(rollout(n=0)), 6) == 0
-    assert staleness.admit(mixed, 6, 3, "correct")
-    assert not staleness.admit(mixed, 6, 3, "drop")
-    assert staleness.admit(mixed, 6, 4, "drop")
+    assert staleness.admit(mixed, 6, 3, "correct") is mixed
+    assert staleness.admit(mixed, 6, 3, "drop") is None
+    assert staleness.admit(mixed, 6, 4, "drop") is mixed
+    assert staleness.admit(mixed, 6, 4, "pace") is mixed
+    kept = staleness.admit(mixed, 6, 3, "pace")
+    assert kept is not None and kept.rollouts == mixed.rollouts[:1] and kept.draw_indices == mixed.draw_indices[:1]
+    assert kept.verdicts == mixed.verdicts[:1] and kept.chain_rewards == mixed.chain_rewards
+    assert staleness.admit(mixed, 6, 0, "pace") is None
 
 
 # --- wire checks ---
