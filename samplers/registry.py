@@ -7,9 +7,8 @@ from samplers.gvm import GvmConfig, GvmSampler
 from samplers.isocompute import IsoComputeConfig, IsoComputeSampler
 from samplers.knapsack import KnapsackConfig, KnapsackSampler
 from samplers.never_give_up import NeverGiveUpConfig, NeverGiveUpSampler
-from samplers.pilot_commit import PilotCommitConfig, PilotCommitSampler
 from samplers.reinforce_ada import ReinforceAdaConfig, ReinforceAdaSampler
-from samplers.speed import SpeedConfig, SpeedSampler
+from samplers.two_phase import PilotCommitConfig, SpeedConfig, TwoPhaseSampler
 
 SamplerConfig = (
     NeverGiveUpConfig
@@ -39,8 +38,10 @@ def make_sampler(config: SamplerConfig, stream: ProblemStream, seed: int) -> Sam
         case KnapsackConfig():
             return KnapsackSampler(config, stream, seed)
         case PilotCommitConfig():
-            return PilotCommitSampler(config, stream, seed)
+            return TwoPhaseSampler(
+                config.history, stream, config.pilot, config.commit, config.too_hard, config.too_easy
+            )
         case SpeedConfig():
-            return SpeedSampler(config, stream, seed)
+            return TwoPhaseSampler(config.history, stream, config.screen, config.more, config.low, config.high)
         case IsoComputeConfig():
             return IsoComputeSampler(config, stream, seed)

@@ -1,6 +1,7 @@
 """What every sampler promises, whatever its policy (samplers/base.py)."""
 
 import random
+from collections import Counter
 from typing import get_args
 
 import msgspec
@@ -16,10 +17,9 @@ from samplers.history import HistoryConfig
 from samplers.isocompute import IsoComputeConfig
 from samplers.knapsack import KnapsackConfig
 from samplers.never_give_up import NeverGiveUpConfig, NeverGiveUpHistoryConfig
-from samplers.pilot_commit import PilotCommitConfig, PilotCommitHistoryConfig
 from samplers.registry import SamplerConfig, make_sampler
 from samplers.reinforce_ada import ReinforceAdaConfig
-from samplers.speed import SpeedConfig
+from samplers.two_phase import PilotCommitConfig, PilotCommitHistoryConfig, SpeedConfig
 
 REMEMBERING = HistoryConfig(cool_down=2, retire_at=0.8, retire_min_attempts=6)
 
@@ -249,6 +249,25 @@ def test_nothing_open_means_something_is_launched_unless_all_is_retired(config: 
         while world.in_flight:
             launch = next(iter(world.in_flight.values()))
             world.observe(launch, (1.0,) * launch.num_rollouts)
+
+
+@every_sampler
+def test_every_sampler_lets_a_solved_problem_cool_down_when_told_to(config: SamplerConfig):
+    """Whatever the rule, the switch alone makes visits to a problem that is always solved rarer."""
+    off, on = (_visits(config, cool_down) for cool_down in (0, 3))
+    assert 0 < on["p0"] < off["p0"]
+
+
+def _visits(config: SamplerConfig, cool_down: int) -> Counter[str]:
+    """How often each of six problems is met in 120 visits, of which those to p0 are all right and no other ever is."""
+    history = msgspec.structs.replace(config.history, cool_down=cool_down, retire_at=None)
+    world = World(msgspec.structs.replace(config, history=history), num_problems=6)
+    visits: Counter[str] = Counter()
+    while visits.total() < 120:
+        for launch in world.propose(1):
+            visits[launch.problem.problem_id] += launch.round == 0
+            world.observe(launch, (float(launch.problem.problem_id == "p0"),) * launch.num_rollouts)
+    return visits
 
 
 @every_sampler

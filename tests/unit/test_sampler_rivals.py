@@ -20,11 +20,10 @@ from samplers.gvm import GvmConfig
 from samplers.history import HistoryConfig
 from samplers.isocompute import IsoComputeConfig, isocompute_rollouts
 from samplers.knapsack import KnapsackConfig, knapsack_gain
-from samplers.pilot_commit import PilotCommitConfig
 from samplers.planned import allocate
 from samplers.registry import SamplerConfig, make_sampler
 from samplers.reinforce_ada import ReinforceAdaConfig, balanced
-from samplers.speed import SpeedConfig
+from samplers.two_phase import PilotCommitConfig, SpeedConfig
 
 RIGHT, WRONG = 1.0, 0.0
 
