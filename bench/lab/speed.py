@@ -18,9 +18,9 @@ WARM_UP = 0.1  # share of the decisions made before the clock runs
 
 
 class Speed(msgspec.Struct, frozen=True):
-    """Processor time in `propose` and `observe` only. `decisions_per_s` is the median over blocks of about 1,024 rollouts
-    and `best_per_s` that of the fastest block: other processes take no processor time of this one, but they slow it
-    down through caches and shared cores, and the gap between the two figures shows by how much.
+    """Processor time in `propose` and `observe` only. `decisions_per_s` is the median over blocks of about 1,024
+    rollouts and `best_per_s` that of the fastest block: other processes take no processor time of this one, but they
+    slow it down through caches and shared cores, and the gap between the two figures shows by how much.
     """
 
     num_problems: int
