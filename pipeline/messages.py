@@ -7,6 +7,7 @@ Rewards cross the wire, not advantages: a recorded run can be replayed under ano
 
 import itertools
 import math
+import os
 from typing import Literal
 
 import msgspec
@@ -286,9 +287,13 @@ class WeightsLoaded(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="heartbeat"):
-    """Sent from the peer's main loop about once a second; `stats` are gauges for the dashboard."""
+    """Sent from the peer's main loop about once a second; `stats` are gauges for the dashboard.
+
+    `cpu_s`: CPU seconds of the process that makes the message, since it started.
+    """
 
     stats: dict[str, float]
+    cpu_s: float = msgspec.field(default_factory=lambda: sum(os.times()[:4]))
 
 
 class BatchRequest(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="batch_request"):

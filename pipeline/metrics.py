@@ -1,10 +1,11 @@
 """The `MetricSink` seam and its implementations: what a run measured, as JSON lines and as TensorBoard events.
 
-A record is one flat JSON object with a `kind`:
+A record is one flat JSON object with a `kind`, the `step` and what the run has cost so far: `rollouts` and `tokens` of
+training, `core_s` {role: CPU seconds}, those of evaluation included. Besides:
 
-- `step`: `step`, `time` (unix s), `rollouts`, `tokens`, `metrics` {name: value}
-- `eval`: `step`, `phase` ("before", "during", "after"), `version_min`, `version_max`, `rollouts` (training rollouts so
-  far), `pass_at_1` {level: value}, `num_rollouts` {level: n}, `hard_pass_at_1`, `mix_pass_at_1`
+- `step`: `time` (unix s), `metrics` {name: value}
+- `eval`: `phase` ("before", "during", "after"), `version_min`, `version_max`, `pass_at_1` {level: value},
+  `num_rollouts` {level: n}, `mean_tokens`, `hard_pass_at_1`, `mix_pass_at_1`
 - `levels`: `rollouts_by_level` {level: {"launched": n, "trained": n, "correct": n}}, `left_out`: what the staleness
   rule left out (`Tally.left_out`)
 """

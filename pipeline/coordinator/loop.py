@@ -184,6 +184,7 @@ class Coordinator:
                 self.flow.on_attempt_failed(message)
             case Heartbeat():
                 self.peer_stats[name] = message.stats
+                self.tally.spent(self.peers[name].role, self.peers[name].boot_id, message.cpu_s)
             case WeightsLoaded():
                 self._on_weights_loaded(name, message)
             case BatchRequest():
@@ -273,9 +274,7 @@ class Coordinator:
         self._write("step", time=time.time(), metrics=self.tally.step_metrics(metrics) | gauges)
 
     def _write(self, kind: str, **fields: Any) -> None:
-        counters = self.tally.counters
-        totals = {"rollouts": counters["rollouts"], "tokens": counters["tokens"]}
-        self.sink.write({"kind": kind, "step": self.policy_version} | totals | fields)
+        self.sink.write({"kind": kind, "step": self.policy_version} | self.tally.totals() | fields)
 
     def queues(self) -> dict[str, int]:
         flow = self.flow

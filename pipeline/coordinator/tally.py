@@ -1,5 +1,6 @@
 """Counters, rates and windows of a run: what the dashboard shows and nothing that decides anything but one alarm."""
 
+import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -37,6 +38,7 @@ class Tally:
         self._unknown: deque[bool] = deque(maxlen=VERDICT_WINDOW)
         self._rates: deque[tuple[float, int, int]] = deque()
         self._since_step: defaultdict[str, float] = defaultdict(float)
+        self._cpu_s: dict[str, float] = {}  # by process: what `spent` has counted of it
         self._stall_s = 0.0
         self._canary_error = 0.0
         self._occupancy = Occupancy(0, 0, 0)
@@ -129,7 +131,19 @@ class Tally:
     def evaluated(self, record: dict[str, object]) -> None:
         self.last_eval = record
 
+    def spent(self, role: str, boot_id: str, cpu_s: float) -> None:
+        """A process of that role has used `cpu_s` CPU seconds since it started."""
+        before = self._cpu_s.get(boot_id, 0.0)
+        self._cpu_s[boot_id] = cpu_s
+        self.counters[f"cpu_ms/{role}"] += round(1000 * (cpu_s - before))
+
     # --- views ---
+
+    def totals(self) -> dict[str, object]:
+        """What the run has cost so far. The peers' CPU time is that of their last heartbeat, about a second old."""
+        self.spent("coordinator", "", time.process_time())
+        core_s = {name.partition("/")[2]: n / 1000 for name, n in self.counters.items() if name.startswith("cpu_ms/")}
+        return {"rollouts": self.counters["rollouts"], "tokens": self.counters["tokens"], "core_s": core_s}
 
     def rates(self) -> tuple[float, float]:
         """Rollouts and tokens generated per second over the last `RATE_WINDOW_S`."""
