@@ -91,10 +91,15 @@ class StalenessConfig(Section, frozen=True):
 
 
 class EvalConfig(Section, frozen=True):
-    """Evaluation on the task's held-out problems before, during (every `every_steps`, in flight) and after training."""
+    """Evaluation on the task's held-out problems before, during (every `every_steps`, in flight) and after training.
+
+    `num_rollouts` of each problem during training, `hard_num_rollouts` of those of hard levels (0: the same number), of
+    which a curve needs more; `final_num_rollouts` of every problem before and after.
+    """
 
     every_steps: NonNegativeInt = 5
     num_rollouts: PositiveInt = 1
+    hard_num_rollouts: NonNegativeInt = 0
     final_num_rollouts: PositiveInt = 4
 
 

@@ -1,4 +1,4 @@
-"""One evaluation in progress: every held-out problem, a fixed number of rollouts each, pass@1 by level."""
+"""One evaluation in progress: every held-out problem, some rollouts each, pass@1 by level."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -17,10 +17,11 @@ class Evaluation:
     says which versions its tokens came from.
     """
 
-    def __init__(self, phase: Phase, step: int, problems: Sequence[Problem], num_rollouts: int):
+    def __init__(self, phase: Phase, step: int, launches: Sequence[Problem]):
+        """`launches` holds a problem once for each rollout of it."""
         self.phase: Phase = phase
         self.step = step
-        self.launches = [p for p in problems for _ in range(num_rollouts)]
+        self.launches = launches
         self.num_missing = len(self.launches)
         self._correct: dict[str, list[bool]] = defaultdict(list)
         self._versions: set[int] = set()

@@ -297,8 +297,12 @@ class AttemptFlow:
 
     # --- evaluation ---
 
-    def start_evaluation(self, phase: Phase, task: TaskSource, num_rollouts: int) -> None:
-        self.evaluation = Evaluation(phase, self.policy_version, task.eval_problems(), num_rollouts)
+    def start_evaluation(self, phase: Phase, task: TaskSource) -> None:
+        config, hard = self.config.eval, task.hard_levels if phase == "during" else ()
+        usual = config.num_rollouts if phase == "during" else config.final_num_rollouts
+        on_hard = config.hard_num_rollouts or usual
+        launches = [p for p in task.eval_problems() for _ in range(on_hard if p.level in hard else usual)]
+        self.evaluation = Evaluation(phase, self.policy_version, launches)
         for problem in self.evaluation.launches:
             self.queue(self.book.new_attempt(problem, EVAL_CHAIN, 0, 0, "eval", tries=1))
 

@@ -296,7 +296,7 @@ class Coordinator:
         if phase == "after":  # what still runs would only delay the closing evaluation
             for name, ids in self.flow.cancel_in_flight().items():
                 self.outbox.append((name, Cancel(tuple(ids))))
-        self.flow.start_evaluation(phase, self.task, self.config.eval.final_num_rollouts)
+        self.flow.start_evaluation(phase, self.task)
 
     def _start_training(self) -> None:
         self.state = "training"
@@ -308,7 +308,7 @@ class Coordinator:
         every, step = self.config.eval.every_steps, self.policy_version
         if every and step >= self.last_eval_step + every and self.flow.evaluation is None:
             self.last_eval_step = step - step % every
-            self.flow.start_evaluation("during", self.task, self.config.eval.num_rollouts)
+            self.flow.start_evaluation("during", self.task)
 
     def _end_evaluation_if_complete(self) -> None:
         evaluation = self.flow.evaluation
@@ -395,4 +395,4 @@ class Coordinator:
         """Start an evaluation beside training; raises ConfigError when none can start."""
         if self.state != "training" or self.flow.evaluation is not None:
             raise ConfigError("an evaluation can start during training, and one at a time")
-        self.flow.start_evaluation("during", self.task, self.config.eval.num_rollouts)
+        self.flow.start_evaluation("during", self.task)

@@ -85,7 +85,7 @@ def test_lengths_that_never_differ_are_one_bucket():
 
 def test_mix_and_hard_are_those_of_an_evaluation_during_training():
     rows = make_outcomes()
-    evaluation = Evaluation("after", 0, [], 8)
+    evaluation = Evaluation("after", 0, [])
     for row in rows:
         rollout = Rollout(
             0, 0, 0, b"", pack_ids([1]), pack_logprobs([0.0]), (), "stop", "", "engine", started_ns=0, finished_ns=0

@@ -1,0 +1,58 @@
+"""The verb `ngu study`. The report goes to stdout, progress to stderr."""
+
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from cyclopts import Parameter
+
+from pipeline import rundir
+from pipeline.errors import ConfigError
+
+
+def study(
+    file: Annotated[Path, Parameter(name="STUDY.toml", help="What to compare; docs/STUDY.md shows one.")],
+    /,
+    *,
+    out: Annotated[Path | None, Parameter(help="Directory of the runs and the report. Default: studies/STUDY.")] = None,
+    as_json: Annotated[
+        bool, Parameter(name="--json", negative="", help="Print the report as one JSON object.")
+    ] = False,
+) -> int:
+    """Compare variants of a job by real training runs under several seeds; the same command goes on with it."""
+    from bench.study.plan import load_study
+    from bench.study.runs import run_all
+
+    plan = load_study(file)
+    out = out or Path("studies") / file.stem
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a `kill` ends the run in progress as Ctrl-C does
+    with _held(out):
+        run_all(plan.jobs, out, _say)
+
+        from bench.study.report import report_on
+        from bench.study.tables import markdown, write
+
+        found = report_on(plan, out)
+        paths = write(found, out)
+    if as_json:
+        print(msgspec.json.encode(found).decode())
+        return 0
+    print(markdown(found))
+    print(f"\nwrote {', '.join(str(path) for path in paths)}")
+    return 0
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _held(out: Path) -> rundir.RunLock:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        return rundir.lock(out)
+    except OSError as e:
+        raise ConfigError(f"{out}: cannot be created: {e.strerror}; choose another --out") from None
+    except ConfigError:
+        raise ConfigError(f"{out} is in use by another `ngu study`; wait for it, or choose another --out") from None

@@ -1,0 +1,171 @@
+"""What one run measured: its pass@1 against what training cost, and where its rollouts went."""
+
+import math
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+
+from bench.study.plan import Outcome
+from bench.study.runs import Ended
+from pipeline import rundir
+from pipeline.config import dump_config
+from pipeline.errors import ConfigError
+from pipeline.metrics import Record, current_records, read_records
+from pipeline.report import summarize
+
+Axis = Literal["rollouts", "tokens", "core_s"]
+AXES: tuple[Axis, ...] = ("rollouts", "tokens", "core_s")
+OUTCOMES: tuple[Outcome, ...] = ("hard", "overall")
+
+# The rounds of a chain that was left out as a whole had rewards that are all equal; which, tells why.
+_WASTED = """
+SELECT coalesce(sum(n * (lowest = 1)), 0), coalesce(sum(n * (highest = 0)), 0), (SELECT count(*) FROM attempts
+       WHERE outcome IS NOT NULL), (SELECT count(*) FROM attempts JOIN fates ON code = fate WHERE name = 'trained')
+FROM (SELECT count(*) AS n, min(outcome = 'correct') AS lowest, max(outcome = 'correct') AS highest,
+             sum(name = 'trained') AS trained
+      FROM attempts JOIN fates ON code = fate WHERE outcome IS NOT NULL GROUP BY chain_id)
+WHERE trained = 0
+"""
+
+
+class Point(msgspec.Struct, frozen=True):
+    """An evaluation, at what training had cost when it ended. None where nothing of that kind was evaluated.
+
+    `core_s`: CPU seconds of all roles since training began, without the share of evaluation: the learner's in full,
+    the others' by training's share of the tokens that were generated.
+    """
+
+    step: int
+    rollouts: int
+    tokens: int
+    core_s: float
+    hard: float | None
+    overall: float | None
+    levels: dict[str, float]
+    num_rollouts: dict[str, int]
+
+
+class Trace(msgspec.Struct, frozen=True):
+    """A run. `run_core_s` and `wall_s` are of the whole run, with its start and its evaluations; `train_s` is training
+    with the evaluations beside it.
+
+    `wasted_*_frac`: the share of the judged rollouts in chains that were dropped because all were right, or wrong.
+    """
+
+    arm: str
+    seed: int
+    state: str
+    reason: str
+    points: list[Point]
+    steps: int
+    rollouts: int
+    tokens: int
+    run_core_s: float
+    wall_s: float
+    train_s: float | None
+    lag_mean: float | None
+    lag_max: float | None
+    ess_mean: float | None
+    wasted_right_frac: float | None
+    wasted_wrong_frac: float | None
+    trained_frac: float | None
+
+
+def read_trace(run: Path, arm: str, seed: int, ended: Ended) -> Trace:
+    """From the run's files alone. A run that failed early may have no point at all."""
+    records = current_records(read_records(run / "metrics.jsonl"))
+    config = dump_config(rundir.read_config(run))
+    summary = summarize(records, rundir.read_status(run), config)
+    wasted_right, wasted_wrong, trained = _shares(run / "ledger.sqlite")
+    return Trace(
+        arm=arm,
+        seed=seed,
+        state=ended.state,
+        reason=ended.reason,
+        points=_points(records),
+        steps=summary["steps"],
+        rollouts=max((r["rollouts"] for r in records), default=0),
+        tokens=max((r["tokens"] for r in records), default=0),
+        run_core_s=ended.core_s,
+        wall_s=ended.wall_s,
+        train_s=summary["train_s"],
+        lag_mean=summary["lag_mean"],
+        lag_max=summary["lag_max"],
+        ess_mean=summary["ess_mean"],
+        wasted_right_frac=wasted_right,
+        wasted_wrong_frac=wasted_wrong,
+        trained_frac=trained,
+    )
+
+
+def _points(records: Sequence[Record]) -> list[Point]:
+    points: list[Point] = []
+    start: dict[str, float] = {}
+    eval_tokens = 0.0
+    for record in (r for r in records if r["kind"] == "eval"):
+        if not points:
+            start = record["core_s"]
+        else:
+            eval_tokens += (record["mean_tokens"] or 0.0) * sum(record["num_rollouts"].values())
+        spent = {role: s - start.get(role, 0.0) for role, s in record["core_s"].items()}
+        learner_s = spent.pop("learner", 0.0)
+        share = record["tokens"] / max(record["tokens"] + eval_tokens, 1.0)
+        points.append(
+            Point(
+                step=record["step"],
+                rollouts=record["rollouts"],
+                tokens=record["tokens"],
+                core_s=learner_s + share * sum(spent.values()),
+                hard=record["hard_pass_at_1"],
+                overall=record["mix_pass_at_1"],
+                levels=record["pass_at_1"],
+                num_rollouts=record["num_rollouts"],
+            )
+        )
+    return points
+
+
+def _shares(ledger: Path) -> tuple[float | None, float | None, float | None]:
+    """All right, all wrong, trained; None where a run has no ledger, or judged nothing."""
+    try:
+        with closing(sqlite3.connect(f"{ledger.absolute().as_uri()}?mode=ro", uri=True)) as db:
+            right, wrong, judged, trained = db.execute(_WASTED).fetchone()
+    except sqlite3.Error:
+        return None, None, None
+    return (right / judged, wrong / judged, trained / judged) if judged else (None, None, None)
+
+
+# --- figures of a curve ---
+
+
+def curve(trace: Trace, axis: Axis, outcome: Outcome) -> tuple[list[float], list[float]]:
+    """Cost and pass@1 of each evaluation. Raises ConfigError when the task has no such pass@1."""
+    values: list[Any] = [getattr(p, outcome) for p in trace.points]
+    if None in values:
+        raise ConfigError(f'the task has no hard levels; set outcome = "overall" in the study (arm {trace.arm})')
+    return [float(getattr(p, axis)) for p in trace.points], values
+
+
+def area(costs: Sequence[float], values: Sequence[float], budget: float) -> float:
+    """The mean of a curve over the costs 0 to `budget`, by trapezoids; after its last point it stays where it was."""
+    grid = np.union1d([c for c in costs if c < budget], [0.0, budget])
+    return float(np.trapezoid(np.interp(grid, costs, values), grid) / budget)
+
+
+def crossing(costs: Sequence[float], values: Sequence[float], threshold: float) -> float:
+    """The cost at which the curve first reaches `threshold`, between two points on the straight line; inf if never.
+
+    Evaluation noise makes it early rather than late, alike for every arm.
+    """
+    for i, value in enumerate(values):
+        if value >= threshold:
+            if i == 0:
+                return float(costs[0])
+            frac = (threshold - values[i - 1]) / (value - values[i - 1])
+            return float(costs[i - 1] + frac * (costs[i] - costs[i - 1]))
+    return math.inf

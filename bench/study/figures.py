@@ -1,0 +1,51 @@
+"""The picture of a study: pass@1 against what it cost, each seed a thin line, the mean of an arm a thick one."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from bench.scaling.figures import COLOURS, PANEL_IN, style
+from bench.study.curves import AXES, OUTCOMES, Axis, Trace, curve
+from bench.study.plan import Outcome
+from pipeline.plots import GREY
+
+AXIS_WORDS: dict[Axis, str] = {"rollouts": "rollouts", "tokens": "generated tokens", "core_s": "core-seconds"}
+TITLES: dict[Outcome, str] = {"hard": "Hard problems", "overall": "All problems"}
+LINE_STYLES = ("-", "--", ":")
+GRID = 200
+
+
+def draw(traces: Sequence[Trace], outcome: Outcome, thresholds: Sequence[float]) -> Figure:
+    """A column for each cost; the outcome's row, with its thresholds, and below it the other one's if there is one."""
+    known = [o for o in OUTCOMES if all(getattr(p, o) is not None for t in traces for p in t.points)]
+    rows = sorted(known, key=lambda shown: shown != outcome)
+    figure = Figure(figsize=(PANEL_IN[0] * len(AXES), PANEL_IN[1] * len(rows)), layout="constrained")
+    places = figure.subplots(len(rows), len(AXES), squeeze=False)
+    by_arm: dict[str, list[Trace]] = {}
+    for trace in traces:
+        if trace.points:
+            by_arm.setdefault(trace.arm, []).append(trace)
+    for row, shown in zip(places, rows, strict=True):
+        for axes, axis in zip(row, AXES, strict=True):
+            style(axes, TITLES[shown] if axis == AXES[0] else "", AXIS_WORDS[axis], "pass@1" if axis == AXES[0] else "")
+            for i, (name, found) in enumerate(by_arm.items()):
+                _arm(axes, [curve(t, axis, shown) for t in found], name, i)
+            for threshold in thresholds if shown == outcome else ():
+                axes.axhline(threshold, color=GREY, linewidth=0.8, linestyle=":")
+            axes.set_ylim(bottom=0)
+            axes.set_xlim(left=0)
+    handles, labels = places[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=min(len(labels), 6), frameon=False, fontsize=8)
+    return figure
+
+
+def _arm(axes: Axes, curves: Sequence[tuple[list[float], list[float]]], name: str, index: int) -> None:
+    """The mean goes as far as the cheapest seed; beyond it there would be fewer seeds in it."""
+    colour, dashes = COLOURS[index % len(COLOURS)], LINE_STYLES[index // len(COLOURS) % len(LINE_STYLES)]
+    for x, y in curves:
+        axes.plot(x, y, color=colour, linewidth=0.5, alpha=0.35)
+    grid = np.linspace(0, min(x[-1] for x, _ in curves), GRID)
+    mean = np.mean([np.interp(grid, x, y) for x, y in curves], axis=0)
+    axes.plot(grid, mean, color=colour, linewidth=1.8, linestyle=dashes, label=name)
