@@ -3,13 +3,16 @@
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 from cyclopts import Parameter
 
 from pipeline import rundir
 from pipeline.errors import ConfigError
+
+if TYPE_CHECKING:
+    from bench.study.plan import Job
 
 
 def study(
@@ -23,13 +26,11 @@ def study(
 ) -> int:
     """Compare variants of a job by real training runs under several seeds; the same command goes on with it."""
     from bench.study.plan import load_study
-    from bench.study.runs import run_all
 
     plan = load_study(file)
     out = out or Path("studies") / file.stem
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a `kill` ends the run in progress as Ctrl-C does
     with _held(out):
-        run_all(plan.jobs, out, _say)
+        _run(plan.jobs, out)
 
         from bench.study.report import report_on
         from bench.study.tables import markdown, write
@@ -42,6 +43,20 @@ def study(
     print(markdown(found))
     print(f"\nwrote {', '.join(str(path) for path in paths)}")
     return 0
+
+
+def _run(jobs: "list[Job]", out: Path) -> None:
+    from bench.study.runs import run_all
+
+    # A `kill` ends the run in progress as Ctrl-C does.
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        run_all(jobs, out, _say)
+    except KeyboardInterrupt:
+        _say("interrupted; the same command goes on with the study")
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def _say(line: str) -> None:

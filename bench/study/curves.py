@@ -10,8 +10,8 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from bench.study.plan import Outcome
-from bench.study.runs import Ended
+from bench.study.plan import Job, Outcome
+from bench.study.runs import how_it_ended, run_dir
 from pipeline import rundir
 from pipeline.config import dump_config
 from pipeline.errors import ConfigError
@@ -76,15 +76,16 @@ class Trace(msgspec.Struct, frozen=True):
     trained_frac: float | None
 
 
-def read_trace(run: Path, arm: str, seed: int, ended: Ended) -> Trace:
-    """From the run's files alone. A run that failed early may have no point at all."""
+def read_trace(job: Job, out: Path) -> Trace:
+    """From the files of a run that has ended. One that failed early may have no point at all."""
+    run, ended = run_dir(out, job), how_it_ended(out, job)
+    assert ended is not None
     records = current_records(read_records(run / "metrics.jsonl"))
-    config = dump_config(rundir.read_config(run))
-    summary = summarize(records, rundir.read_status(run), config)
+    summary = summarize(records, rundir.read_status(run), dump_config(job.config))
     wasted_right, wasted_wrong, trained = _shares(run / "ledger.sqlite")
     return Trace(
-        arm=arm,
-        seed=seed,
+        arm=job.arm,
+        seed=job.seed,
         state=ended.state,
         reason=ended.reason,
         points=_points(records),
@@ -105,22 +106,18 @@ def read_trace(run: Path, arm: str, seed: int, ended: Ended) -> Trace:
 
 def _points(records: Sequence[Record]) -> list[Point]:
     points: list[Point] = []
-    start: dict[str, float] = {}
-    eval_tokens = 0.0
+    before: Record = {}
+    core_s = 0.0
     for record in (r for r in records if r["kind"] == "eval"):
-        if not points:
-            start = record["core_s"]
-        else:
-            eval_tokens += (record["mean_tokens"] or 0.0) * sum(record["num_rollouts"].values())
-        spent = {role: s - start.get(role, 0.0) for role, s in record["core_s"].items()}
-        learner_s = spent.pop("learner", 0.0)
-        share = record["tokens"] / max(record["tokens"] + eval_tokens, 1.0)
+        if points:
+            core_s += _training_s(before, record)
+        before = record
         points.append(
             Point(
                 step=record["step"],
                 rollouts=record["rollouts"],
                 tokens=record["tokens"],
-                core_s=learner_s + share * sum(spent.values()),
+                core_s=core_s,
                 hard=record["hard_pass_at_1"],
                 overall=record["mix_pass_at_1"],
                 levels=record["pass_at_1"],
@@ -128,6 +125,14 @@ def _points(records: Sequence[Record]) -> list[Point]:
             )
         )
     return points
+
+
+def _training_s(before: Record, record: Record) -> float:
+    """CPU seconds of training between the ends of two evaluations."""
+    spent = {role: s - before["core_s"].get(role, 0.0) for role, s in record["core_s"].items()}
+    tokens = record["tokens"] - before["tokens"]
+    eval_tokens = (record["mean_tokens"] or 0.0) * sum(record["num_rollouts"].values())
+    return spent.pop("learner", 0.0) + tokens / max(tokens + eval_tokens, 1.0) * sum(spent.values())
 
 
 def _shares(ledger: Path) -> tuple[float | None, float | None, float | None]:

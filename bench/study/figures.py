@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
 from bench.scaling.figures import COLOURS, PANEL_IN, style
 from bench.study.curves import AXES, OUTCOMES, Axis, Trace, curve
@@ -19,8 +20,8 @@ GRID = 200
 
 def draw(traces: Sequence[Trace], outcome: Outcome, thresholds: Sequence[float]) -> Figure:
     """A column for each cost; the outcome's row, with its thresholds, and below it the other one's if there is one."""
-    known = [o for o in OUTCOMES if all(getattr(p, o) is not None for t in traces for p in t.points)]
-    rows = sorted(known, key=lambda shown: shown != outcome)
+    known: list[Outcome] = [o for o in OUTCOMES if all(getattr(p, o) is not None for t in traces for p in t.points)]
+    rows: list[Outcome] = sorted(known, key=lambda shown: shown != outcome)
     figure = Figure(figsize=(PANEL_IN[0] * len(AXES), PANEL_IN[1] * len(rows)), layout="constrained")
     places = figure.subplots(len(rows), len(AXES), squeeze=False)
     by_arm: dict[str, list[Trace]] = {}
@@ -32,10 +33,12 @@ def draw(traces: Sequence[Trace], outcome: Outcome, thresholds: Sequence[float])
             style(axes, TITLES[shown] if axis == AXES[0] else "", AXIS_WORDS[axis], "pass@1" if axis == AXES[0] else "")
             for i, (name, found) in enumerate(by_arm.items()):
                 _arm(axes, [curve(t, axis, shown) for t in found], name, i)
-            for threshold in thresholds if shown == outcome else ():
-                axes.axhline(threshold, color=GREY, linewidth=0.8, linestyle=":")
-            axes.set_ylim(bottom=0)
+            if shown == outcome:
+                axes.set_ylim(bottom=0)
+                for threshold in thresholds:
+                    axes.axhline(threshold, color=GREY, linewidth=0.8, linestyle=":")
             axes.set_xlim(left=0)
+            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     handles, labels = places[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=min(len(labels), 6), frameon=False, fontsize=8)
     return figure

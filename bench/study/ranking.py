@@ -17,7 +17,7 @@ from pipeline.tasks.registry import make_task
 
 BySeed = dict[str, list[float]]
 
-NUM_DRAWS = 2000
+NUM_DRAWS = 1000
 MIN_ARMS = 3  # of two arms the order is a coin
 
 

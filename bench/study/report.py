@@ -13,7 +13,6 @@ from bench.study.curves import AXES, OUTCOMES, Axis, Trace, area, crossing, curv
 from bench.study.estimates import NUM_DRAWS, Estimate, estimate
 from bench.study.plan import Outcome, Study
 from bench.study.ranking import Ranking, rank
-from bench.study.runs import how_it_ended, run_dir
 from pipeline.errors import NguError
 
 
@@ -65,11 +64,7 @@ class StudyReport(msgspec.Struct, frozen=True):
 
 def report_on(study: Study, out: Path) -> StudyReport:
     """From the files of the runs. Raises NguError when an arm has nothing to show, ConfigError for a wrong outcome."""
-    traces: list[Trace] = []
-    for job in study.jobs:
-        ended = how_it_ended(out, job)
-        assert ended is not None
-        traces.append(read_trace(run_dir(out, job), job.arm, job.seed, ended))
+    traces = [read_trace(job, out) for job in study.jobs]
     finished = [t.rollouts for t in traces if t.state == "finished"]
     budget = float(min(finished, default=max(t.rollouts for t in traces)))
     by_arm = {arm.name: [t for t in traces if t.arm == arm.name and t.points] for arm in study.arms}

@@ -25,6 +25,7 @@ from pipeline.init_config import render_config
 from pipeline.metrics import read_records
 from pipeline.progress import duration, number
 
+TRAIN = [sys.executable, "-m", "pipeline.cli", "train"]
 STOP_TIMEOUT_S = 120.0
 
 
@@ -77,7 +78,7 @@ def _run(job: Job, out: Path) -> Ended:
     directory.parent.mkdir(parents=True, exist_ok=True)
     directory.with_suffix(".json").unlink(missing_ok=True)
     rundir.write_atomic(config, render_config(job.config).encode())
-    argv = [sys.executable, "-m", "pipeline.cli", "train", str(config), "--run-dir", str(directory), "--no-tui"]
+    argv = [*TRAIN, str(config), "--run-dir", str(directory), "--no-tui"]
     started, cpu_s = time.monotonic(), _children_s()
     with log.open("wb") as file:
         # A process group of its own: Ctrl-C reaches the study alone, which ends the run in order.

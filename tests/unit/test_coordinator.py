@@ -56,6 +56,15 @@ def test_by_attempts_a_step_costs_its_batch_size_in_rollouts(tmp_path):
     assert run.version == 10
 
 
+def test_hard_problems_are_evaluated_more_often_during_training_alone(tmp_path):
+    evaluation = {"every_steps": 2, "num_rollouts": 1, "hard_num_rollouts": 3, "final_num_rollouts": 2}
+    run = Simulation(tmp_path, config(eval=evaluation))
+    run.run()
+    counts = {e["phase"]: e["num_rollouts"] for e in run.sink.of_kind("eval")}
+    assert counts["during"] == {"easy": 2, "hard": 6}
+    assert counts["before"] == counts["after"] == {"easy": 4, "hard": 4}
+
+
 def test_max_steps_ends_the_run_at_that_step(tmp_path):
     run = Simulation(tmp_path, config(max_steps=4, max_rollouts=10_000))
     run.run()
