@@ -274,7 +274,7 @@ class Coordinator:
         self._write("step", time=time.time(), metrics=self.tally.step_metrics(metrics) | gauges)
 
     def _write(self, kind: str, **fields: Any) -> None:
-        self.sink.write({"kind": kind, "step": self.policy_version} | self.tally.totals() | fields)
+        self.sink.write({"kind": kind, "step": self.policy_version} | self.tally.cost_so_far() | fields)
 
     def queues(self) -> dict[str, int]:
         flow = self.flow

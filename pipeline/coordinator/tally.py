@@ -139,7 +139,7 @@ class Tally:
 
     # --- views ---
 
-    def totals(self) -> dict[str, object]:
+    def cost_so_far(self) -> dict[str, object]:
         """What the run has cost so far. The peers' CPU time is that of their last heartbeat, about a second old."""
         self.spent("coordinator", "", time.process_time())
         core_s = {name.partition("/")[2]: n / 1000 for name, n in self.counters.items() if name.startswith("cpu_ms/")}

@@ -262,7 +262,7 @@ def test_cpu_time_is_summed_over_the_processes_of_a_role():
     tally = Tally(lambda: 0.0)
     for boot_id, cpu_s in (("a", 1.0), ("b", 2.0), ("a", 1.5), ("successor of a", 0.25)):
         tally.spent("engine", boot_id, cpu_s)
-    core_s = tally.totals()["core_s"]
+    core_s = tally.cost_so_far()["core_s"]
     assert isinstance(core_s, dict)
     assert core_s["engine"] == pytest.approx(3.75)
     assert core_s["coordinator"] > 0
