@@ -22,6 +22,7 @@ from pipeline.manifest import MANIFEST, verify_manifest, write_manifest
 MODEL = "model"
 OPTIMIZER = "optimizer.safetensors"
 COUNTERS = "learner.json"
+CRITIC = "critic.safetensors"
 _RNG = "rng"
 
 
@@ -38,6 +39,8 @@ def save_checkpoint(directory: Path, learner: Learner, tokenizer: PreTrainedToke
     learner.model.save_pretrained(directory / MODEL)
     save_tokenizer(tokenizer, directory / MODEL)
     save_file(learner.optimizer_tensors() | {_RNG: torch.get_rng_state()}, directory / OPTIMIZER)
+    if learner.critic is not None:
+        save_file(learner.critic.tensors(), directory / CRITIC)
     counters = Counters(learner.policy_version, learner.num_skipped, learner.num_skipped_in_a_row)
     (directory / COUNTERS).write_bytes(msgspec.json.encode(counters))
     write_manifest(directory, _parts(directory))
@@ -75,6 +78,11 @@ def load_checkpoint(directory: Path, learner: Learner) -> None:
         learner.load_optimizer_tensors(tensors)
     except KeyError as e:
         raise WeightError(f"{directory / OPTIMIZER}: the model has no parameter {e}; it is another model's") from None
+    if learner.critic is not None:
+        try:
+            learner.critic.load_tensors(load_file(directory / CRITIC))
+        except (FileNotFoundError, KeyError, RuntimeError):
+            raise WeightError(f"{directory / CRITIC}: missing, or of a critic of another shape") from None
     counters = msgspec.json.decode((directory / COUNTERS).read_bytes(), type=Counters)
     learner.policy_version = counters.policy_version
     learner.num_skipped = counters.num_skipped
@@ -84,4 +92,6 @@ def load_checkpoint(directory: Path, learner: Learner) -> None:
 def _parts(directory: Path) -> Iterator[Path]:
     yield from sorted(path for path in (directory / MODEL).rglob("*") if path.is_file())
     yield directory / OPTIMIZER
+    if (directory / CRITIC).exists():
+        yield directory / CRITIC
     yield directory / COUNTERS

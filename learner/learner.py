@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -12,8 +12,9 @@ from transformers import PreTrainedModel
 
 from learner.advantages import Chain, batch_advantages, has_zero_variance
 from learner.corrections import k3_divergence, log_ratios, second_moment_bound
+from learner.critic import Critic
 from learner.losses import Tokens, batch_loss, rollout_normalizers
-from learner.model import canary_batch, completion_logprobs
+from learner.model import canary_batch, completion_hidden, completion_logprobs
 from learner.packing import TokenBatch, collate, micro_batches
 from learner.regularizers import entropy_loss, kl_loss
 from learner.report import StepReport, group_metrics, lost_engines, token_metrics
@@ -32,14 +33,16 @@ MAX_SKIPPED_IN_A_ROW = 8
 class _Row:
     """One rollout with what its tokens are multiplied by; `has_variance`: its group's rewards are not all equal.
 
-    Only `sampled` tokens, [T] bool, are trained: forced ones are read by the model and are in no sum or mean.
+    Only `sampled` tokens, [T] bool, are trained: forced ones are read by the model and are in no sum or mean. So
+    `advantages` has one for each of these.
     """
 
     rollout: Rollout
     prompt_ids: np.ndarray
     completion_ids: np.ndarray
     sampled: np.ndarray
-    advantage: float
+    reward: float
+    advantages: np.ndarray
     normalizer: float
     has_variance: bool
 
@@ -74,6 +77,11 @@ class Learner:
         self.num_skipped = 0
         self.num_skipped_in_a_row = 0
         self._alarmed = False
+        self.critic = None
+        if config.critic is not None:
+            weight: Tensor = model.get_input_embeddings().weight  # pyright: ignore[reportAssignmentType, reportOptionalMemberAccess]
+            dtype = torch.promote_types(weight.dtype, torch.float32)
+            self.critic = Critic(weight.shape[1], config.critic, model.device, dtype)
         self.optimizer = torch.optim.AdamW(
             model.parameters(), lr=config.lr, betas=config.betas, eps=ADAM_EPS, weight_decay=config.weight_decay
         )
@@ -98,6 +106,7 @@ class Learner:
         advantages = batch_advantages([_chain(group) for group in groups], self.config.advantage)
         groups, advantages, num_attempts = train_subsets(groups, advantages, num_attempts, self.config.subset)
         rows = self._rows(groups, advantages, num_attempts)
+        rows, critic_metrics = self._criticized(rows, on_progress)
         engine_ids = sorted({row.rollout.engine_id for row in rows})
         loss, tokens = self._accumulate(rows, engine_ids, on_progress)
         grad_norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm))
@@ -114,6 +123,7 @@ class Learner:
             "lr": lr,
             **token_metrics(tokens, [mask_name(mask) for mask in self.config.corrections.masks]),
             **group_metrics(groups, advantages),
+            **critic_metrics,
             "skipped": float(bool(warning)),
             "num_skipped": float(self.num_skipped),
             "step_s": time.perf_counter() - started,
@@ -144,7 +154,8 @@ class Learner:
             self.optimizer.state[parameter][field] = value if field == "step" else value.to(parameter.device)
 
     def _set_lr(self) -> float:
-        warmup = min(1.0, (self.policy_version + 1) / max(self.config.warmup_steps, 1))
+        waits = self.config.critic.warmup_steps if self.config.critic is not None else 0
+        warmup = min(1.0, max(0, self.policy_version + 1 - waits) / max(self.config.warmup_steps, 1))
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = self.config.scaled_lr * warmup
         return self.config.scaled_lr * warmup
@@ -156,11 +167,23 @@ class Learner:
         num_tokens = np.array([rollout.num_sampled for rollout in rollouts], dtype=np.int64)
         normalizers = rollout_normalizers(num_tokens, group_index, self.config.loss.aggregation, num_attempts)
         flat_advantages = np.concatenate([np.zeros(0), *advantages])
+        rewards = [group.chain_rewards[draw] for group in groups for draw in group.draw_indices]
         mixed = [not has_zero_variance(np.asarray(g.chain_rewards)) for g in groups for _ in g.rollouts]
         rows = [
-            _Row(r, r.prompt_array(), r.completion_array(), r.sampled_array(), float(advantage), float(normalizer), mix)
-            for r, advantage, normalizer, mix in zip(rollouts, flat_advantages, normalizers, mixed, strict=True)
-            if r.num_sampled
+            _Row(
+                rollout=rollout,
+                prompt_ids=rollout.prompt_array(),
+                completion_ids=rollout.completion_array(),
+                sampled=rollout.sampled_array(),
+                reward=reward,
+                advantages=np.full(rollout.num_sampled, advantage),
+                normalizer=float(normalizer),
+                has_variance=mix,
+            )
+            for rollout, reward, advantage, normalizer, mix in zip(
+                rollouts, rewards, flat_advantages, normalizers, mixed, strict=True
+            )
+            if rollout.num_sampled
         ]
         for row in rows:
             if not row.prompt_ids.size:
@@ -168,6 +191,29 @@ class Learner:
                     f"attempt {row.rollout.attempt_id}: nothing predicts its first token; the prompt is empty"
                 )
         return rows
+
+    @torch.no_grad()
+    def _hidden_states(self, rows: Sequence[_Row], on_progress: Callable[[], None]) -> list[Tensor]:
+        """[T, H] of every row's trained tokens, in float32 or above."""
+        found: dict[int, Tensor] = {}
+        for indices in micro_batches([row.num_inputs for row in rows], self.config.micro_batch_tokens):
+            own = [rows[i] for i in indices]
+            hidden = completion_hidden(self.model, self._collate(own))
+            hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
+            found |= zip(indices, hidden.split([row.advantages.size for row in own]), strict=True)
+            on_progress()
+        return [found[i] for i in range(len(rows))]
+
+    def _criticized(self, rows: list[_Row], on_progress: Callable[[], None]) -> tuple[list[_Row], dict[str, float]]:
+        """The rows with advantages by the critic, which then learns from them, and its figures; without one, as is."""
+        if self.critic is None or not rows:
+            return rows, {}
+        lengths = np.array([row.advantages.size for row in rows])
+        hidden = torch.cat(self._hidden_states(rows, on_progress))
+        advantages, figures = self.critic.judge(hidden, np.array([row.reward for row in rows]), lengths)
+        clip = self.config.advantage.clip
+        by_row = np.split(np.clip(advantages, -clip, clip), np.cumsum(lengths)[:-1])
+        return [replace(row, advantages=own) for row, own in zip(rows, by_row, strict=True)], figures
 
     def _accumulate(
         self, rows: Sequence[_Row], engine_ids: Sequence[str], on_progress: Callable[[], None]
@@ -212,7 +258,7 @@ class Learner:
         tokens = Tokens(
             logprobs=logprobs,
             engine_logprobs=engine_logprobs.to(device, logprobs.dtype),
-            advantages=per_token([row.advantage for row in rows]),
+            advantages=torch.from_numpy(np.concatenate([r.advantages for r in rows])).to(device, logprobs.dtype),
             normalizers=per_token([row.normalizer for row in rows]),
             rows=torch.arange(len(rows)).repeat_interleave(counts).to(device),
             lags=(self.policy_version - versions).to(device),

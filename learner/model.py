@@ -75,6 +75,12 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
         (directory / "tokenizer.json").write_bytes(exact)
 
 
+def completion_hidden(model: PreTrainedModel, batch: TokenBatch) -> Tensor:
+    """[N, H] last hidden states at `batch.positions`, from which the targets are predicted."""
+    hidden = model.base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
+    return hidden.flatten(0, 1).index_select(0, batch.positions)
+
+
 def completion_logprobs(
     model: PreTrainedModel,
     batch: TokenBatch,
@@ -92,8 +98,7 @@ def completion_logprobs(
         [N] logprobs with gradient, [N] entropies without unless `entropy_gradient`, in the order of `batch.targets`.
     """
     assert batch.positions.shape == batch.targets.shape and batch.positions.ndim == 1
-    hidden = model.base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
-    hidden = hidden.flatten(0, 1).index_select(0, batch.positions)
+    hidden = completion_hidden(model, batch)
     head: Any = model.get_output_embeddings()
     chunk = max(1, max_logits // head.weight.shape[0])
     if hidden.shape[0] <= chunk:

@@ -256,8 +256,8 @@ def _fields_at(raw: dict[str, Any], path: str, schema: type[Config]) -> list[str
             (get_args(kind)[0], value[int(name)]) if name.isdigit() else (get_type_hints(kind)[name], value[name])
         )
         for option in get_args(kind):
-            tag = getattr(getattr(option, "__struct_config__", None), "tag", None)
-            if isinstance(value, dict) and tag == value.get("kind"):
+            table = getattr(option, "__struct_config__", None)
+            if isinstance(value, dict) and table is not None and table.tag == value.get("kind"):
                 kind = option
     names = [f.encode_name for f in msgspec.structs.fields(kind)]
     return names + (["kind"] if kind.__struct_config__.tag else [])

@@ -66,6 +66,11 @@ def _render_table(
             yield _render_field(field, values.get(field.encode_name))
     for name, options in tables:
         value = values[name]
+        if value is None:
+            yield "#"
+            yield "# ---- or, which is off as it stands, with ----"
+            yield from _render_alternative((*path, name), options[0])
+            continue
         chosen = next(o for o in options if o.tag_field is None or o.tag == value[o.tag_field])
         yield ""
         yield from _render_table((*path, name), chosen, value, alternatives)

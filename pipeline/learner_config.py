@@ -35,9 +35,27 @@ class ReinforceTisConfig(_Loss, frozen=True, tag="reinforce_tis"):
     """REINFORCE under the truncated importance weight that [learner.corrections] sets."""
 
 
+class CriticConfig(Section, frozen=True):
+    """A learned value function in place of [learner.advantage]'s baseline: advantages are GAE(`gamma`, `gae_lambda`) by
+    token, whitened over the batch. It is a network of one hidden layer of `width` on the policy's last hidden states,
+    which it does not change; it takes `epochs` steps on every batch with its own `lr`, its values clipped to
+    +-`value_clip` around those before. During the first `warmup_steps` batches it learns alone.
+
+    It needs to see what is always wrong or always right too: sampler.drop_zero_variance = false.
+    """
+
+    gamma: Frac = 1.0
+    gae_lambda: Frac = 0.95
+    width: PositiveInt = 64
+    lr: Positive = 1e-3
+    epochs: PositiveInt = 4
+    value_clip: Positive | None = 0.2
+    warmup_steps: NonNegativeInt = 5
+
+
 class PpoConfig(_Loss, frozen=True, tag="ppo"):
-    """PPO without a critic: the ratio to a proximal policy, clipped to 1 +- `eps`; `dual_clip` bounds the loss of bad
-    tokens.
+    """PPO: the ratio to a proximal policy, clipped to 1 +- `eps`; `dual_clip` bounds the loss of bad tokens. Without a
+    `critic` advantages are those of [learner.advantage]; `critic = {}` learns a value function with its defaults.
 
     `proximal` is "engine" (plain PPO: the policy that sampled), "current" (decoupled PPO: the policy before this step)
     or "approximate" (the policy one version back, interpolated between the two). Where it is not the engine's, its
@@ -47,6 +65,7 @@ class PpoConfig(_Loss, frozen=True, tag="ppo"):
     eps: Annotated[float, msgspec.Meta(gt=0.0, lt=1.0)] = 0.2
     dual_clip: Annotated[float, msgspec.Meta(gt=1.0)] | None = None
     proximal: Proximal = "engine"
+    critic: CriticConfig | None = None
 
 
 class GrpoConfig(_Loss, frozen=True, tag="grpo"):
@@ -250,6 +269,14 @@ class LearnerConfig(Section, frozen=True):
     kl: KlConfig = msgspec.field(default_factory=KlConfig)
     entropy: EntropyConfig = msgspec.field(default_factory=EntropyConfig)
     subset: SubsetConfig = msgspec.field(default_factory=SubsetConfig)
+
+    def __post_init__(self):
+        if self.critic is not None and self.advantage != AdvantageConfig(clip=self.advantage.clip):
+            raise ValueError("of [learner.advantage] only clip can be set beside a critic, which takes its place")
+
+    @property
+    def critic(self) -> CriticConfig | None:
+        return self.loss.critic if isinstance(self.loss, PpoConfig) else None
 
     @property
     def scaled_lr(self) -> float:
