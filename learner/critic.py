@@ -112,6 +112,10 @@ class Critic:
             self.optimizer.zero_grad(set_to_none=True)
         return figures
 
+    def is_like(self, other: "Critic") -> bool:
+        """Whether it can take over the other's tensors."""
+        return self.config.width == other.config.width
+
     def tensors(self) -> dict[str, Tensor]:
         """Weights and Adam's state as `parameter name/field`."""
         found = {}

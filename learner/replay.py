@@ -138,6 +138,8 @@ def _take_aside(
     """Take the step under `config` with the learner's model and a copy of its optimizer; leaves it as it was."""
     other = Learner(learner.model, config, learner.temperature, learner.policy_version, reference)
     other.load_optimizer_tensors({name: tensor.clone() for name, tensor in learner.optimizer_tensors().items()})
+    if other.critic is not None and learner.critic is not None and other.critic.is_like(learner.critic):
+        other.critic.load_tensors({name: tensor.clone() for name, tensor in learner.critic.tensors().items()})
     saved = copy.deepcopy(learner.model.state_dict())
     try:
         return _take(other, record)

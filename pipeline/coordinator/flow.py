@@ -192,7 +192,7 @@ class AttemptFlow:
             self.sampler.abandon(chain.chain_id)
             self._close_chain(chain.chain_id, "failed")
             return
-        self.tally.round(chain.problem.level, outcome)
+        self.tally.round(chain.problem.level, outcome, [r.rollout for r in chain.judged[-len(outcome.rewards) :]])
         group: Group | None = None
         for decision in self.sampler.observe(outcome):
             self.tally.count(f"decision/{decision.reason}")

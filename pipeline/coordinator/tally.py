@@ -86,11 +86,13 @@ class Tally:
         self._unknown.append(verdict.outcome == "unknown")
         return sum(self._unknown) / len(self._unknown) if len(self._unknown) >= VERDICT_WINDOW // 4 else None
 
-    def round(self, level: str, outcome: Outcome) -> None:
+    def round(self, level: str, outcome: Outcome, rollouts: Sequence[Rollout]) -> None:
+        """A round is judged; `rollouts` are its own."""
         n, correct = len(outcome.rewards), sum(outcome.correct)
         self.counters["rollouts"] += n
         self.counters["tokens"] += outcome.num_tokens
         self._level(level)[2] += correct
+        self._used("finished", level, rollouts)
         self._since_step["rollouts"] += n
         self._since_step["reward"] += sum(outcome.rewards)
         self._since_step["truncated"] += sum(outcome.truncated)
@@ -170,6 +172,7 @@ class Tally:
             "staleness/ess_holds": self.counters["ess_holds"],
             "staleness/left_out": self.counters["left_out/rollouts"],
             **self._mean_occupancy(),
+            **self._trained_shares(),
         }
         if n := s["rollouts"]:  # none between two steps that follow each other at once
             self.last_step |= {
@@ -180,6 +183,18 @@ class Tally:
         if n := s["fresh"]:
             self.last_step["generated/fresh_pass_at_1"] = s["fresh_correct"] / n
         return self.last_step
+
+    def _trained_shares(self) -> dict[str, float]:
+        """Over the whole run: rollouts trained over launched by level, and over finished by length ("16": 16 to 31
+        tokens), as no length is known before the end. A share that falls with length or difficulty is a bias.
+        """
+        shares = {f"trained_over_launched/{level}": t / n for level, (n, t, _) in sorted(self.levels.items()) if n}
+        prefix = "finished/tokens/"
+        for name, n in sorted(self.counters.items()):
+            if name.startswith(prefix):
+                length = name.removeprefix(prefix)
+                shares[f"trained_over_finished/{length}_tokens"] = self.counters[f"trained/tokens/{length}"] / n
+        return shares
 
     def _mean_occupancy(self) -> dict[str, float]:
         """Means over the time since the last optimizer step; starts the next interval."""
