@@ -72,6 +72,7 @@ class Book:
         self.chains: dict[int, OpenChain] = {}
         self.places: dict[int, Place] = {}
         self.num_in_flight = 0  # training attempts in rounds that have not finished, judged places included
+        self.num_ended_tokens = 0  # of the judged places among them
 
     # --- launching ---
 
@@ -121,6 +122,7 @@ class Book:
         current = chain.current
         assert current is not None and current.round == place.work.round
         current.results[place.index] = result
+        self.num_ended_tokens += result.rollout.num_tokens if result is not None else 0
         current.num_missing -= 1
         return chain if current.num_missing == 0 else None
 
@@ -130,6 +132,7 @@ class Book:
         assert current is not None and current.num_missing == 0
         results = [r for r in current.results if r is not None]
         self.num_in_flight -= len(current.results)
+        self.num_ended_tokens -= sum(r.rollout.num_tokens for r in results)
         chain.current = None
         if not results:
             return None
@@ -169,7 +172,9 @@ class Book:
     def restore(self, state: BookState) -> None:
         """Take the saved chains and the attempts in flight for them over; what waited for a verdict runs again."""
         self.chains = {c.chain_id: c for c in state.chains}
-        self.num_in_flight = sum(len(c.current.results) for c in state.chains if c.current is not None)
+        self.num_in_flight = sum(len(r.results) for r in self.open_rounds)
+        judged = [result for r in self.open_rounds for result in r.results if result is not None]
+        self.num_ended_tokens = sum(result.rollout.num_tokens for result in judged)
         for saved in state.places:
             chain = self.chains[saved.chain_id]
             assert chain.current is not None

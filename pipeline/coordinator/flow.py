@@ -293,7 +293,7 @@ class AttemptFlow:
         unjudged = len(self.book.places) - num_eval
         held = self.jobs.num_waiting + self.jobs.num_held
         ended = max(self.book.num_in_flight - unjudged, 0) + held
-        return Occupancy(self.work.num_held, ended, self.batcher.num_batches)
+        return Occupancy(self.work.num_held, ended, self.book.num_ended_tokens, self.batcher.num_batches)
 
     # --- evaluation ---
 

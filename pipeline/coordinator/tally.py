@@ -15,11 +15,13 @@ MAX_WARNINGS = 20
 
 class Occupancy(NamedTuple):
     """What is between launch and learner: attempts that engines run; attempts that ended and whose verdict or siblings
-    are awaited; full batches, the one in training included. The quantities of the lag model (`bench.lag_model`).
+    are awaited, and the tokens of those judged; full batches, the one in training included. What the lag model
+    (`bench.lag_model`) is computed from.
     """
 
     running: float
     ended: float
+    ended_tokens: float
     batches: float
 
 
@@ -41,9 +43,9 @@ class Tally:
         self._cpu_s: dict[str, float] = {}  # by process: what `spent` has counted of it
         self._stall_s = 0.0
         self._canary_error = 0.0
-        self._occupancy = Occupancy(0, 0, 0)
+        self._occupancy = Occupancy(0, 0, 0, 0)
         self._occupied_since: float | None = None
-        self._occupied = [0.0, 0.0, 0.0]  # times seconds, since the last optimizer step
+        self._occupied = [0.0] * len(Occupancy._fields)  # times seconds, since the last optimizer step
         self._occupied_s = 0.0
 
     # --- time ---
@@ -201,7 +203,7 @@ class Tally:
         if not self._occupied_s:
             return {}
         means = Occupancy(*(total / self._occupied_s for total in self._occupied))
-        self._occupied, self._occupied_s = [0.0, 0.0, 0.0], 0.0
+        self._occupied, self._occupied_s = [0.0] * len(Occupancy._fields), 0.0
         return {f"queue/mean_{name}": value for name, value in means._asdict().items()}
 
     def totals(self) -> dict[str, Any]:
