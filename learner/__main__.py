@@ -1,6 +1,7 @@
-"""The learner process: `python -m learner RUN_DIR [--name NAME] [--resume CHECKPOINT_DIR]`.
+"""A learner process: `python -m learner RUN_DIR [--name NAME] [--resume CHECKPOINT_DIR] [--rank R --rendezvous FILE]`.
 
-Asks for a batch, takes one optimizer step, publishes the weights, says so; see docs/ARCHITECTURE.md.
+Asks for a batch, takes one optimizer step, publishes the weights, says so; see docs/ARCHITECTURE.md. With
+learner.num_processes above 1 every rank does all of that at the same time, and only the first one is heard.
 """
 
 import argparse
@@ -9,12 +10,14 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
 
 from learner.checkpoint import open_learner, save_checkpoint
 from learner.model import export_model_dir
+from learner.ranks import Ranks, alone, join_ranks, leave_ranks
 from learner.recording import Recorder, StepRecord
 from pipeline.channels import ENDPOINT, PeerSocket
 from pipeline.checkpoints import partial_dir
@@ -29,6 +32,7 @@ from pipeline.messages import (
     SetLearningRate,
     StepDone,
     Stop,
+    ToPeer,
     WeightsNotice,
 )
 from pipeline.role import run_role
@@ -37,19 +41,45 @@ from pipeline.weights import WeightPublisher
 HEARTBEAT_S = 1.0
 SHARED_MEMORY = Path("/dev/shm")
 
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(ToPeer | None).decode
+
+
+class GroupSocket:
+    """The coordinator's socket for a whole group: every rank hears what the first one hears, and it alone speaks."""
+
+    def __init__(self, socket: PeerSocket | None, ranks: Ranks):
+        self._socket = socket
+        self._ranks = ranks
+
+    def send(self, message: Any) -> None:
+        if self._socket is not None:
+            self._socket.send(message)
+
+    def recv(self, timeout_s: float) -> Any | None:
+        """As `PeerSocket.recv`; the ranks wait for each other here, so one that is gone is noticed within a turn."""
+        message = self._socket.recv(timeout_s) if self._socket is not None else None
+        if self._ranks.size == 1:
+            return message
+        return _decode(self._ranks.share(_encode(message) if self._ranks.is_first else None))
+
 
 class LearnerRole:
     """Joins a `Learner` to its socket and its files; `run` is the process's main loop."""
 
-    def __init__(self, run_dir: Path, config: Config, socket: PeerSocket, resume: Path | None):
+    def __init__(self, run_dir: Path, config: Config, socket: GroupSocket, resume: Path | None, ranks: Ranks):
         self.run_dir = run_dir
         self.socket = socket
-        self.learner, self.tokenizer = open_learner(config, resume)
+        self.ranks = ranks
+        self.learner, self.tokenizer = open_learner(config, resume, ranks)
         self.model_dir = run_dir / "model"
-        export_model_dir(self.learner.model, self.tokenizer, self.model_dir)
-        self.publisher = WeightPublisher(weights_dir(run_dir))
-        self.recorder = Recorder(run_dir, config.daemon.replay_gib, self.learner.policy_version)
+        self.publisher = self.recorder = None
+        if ranks.is_first:
+            export_model_dir(self.learner.model, self.tokenizer, self.model_dir)
+            self.publisher = WeightPublisher(weights_dir(run_dir))
+            self.recorder = Recorder(run_dir, config.daemon.replay_gib, self.learner.policy_version)
         self._heartbeat_due = 0.0
+        self._startup_s = process_age_s()
 
     def run(self) -> None:
         """Serve batches until told to stop; the weights go with the process."""
@@ -63,7 +93,8 @@ class LearnerRole:
             if message.checkpoint is not None:
                 self._save_now(message.checkpoint, notice)
         finally:
-            self.publisher.close()
+            if self.publisher is not None:
+                self.publisher.close()
 
     def _next_message(self) -> Batch | Save | Stop:
         self.socket.send(BatchRequest(self.learner.policy_version))
@@ -77,12 +108,13 @@ class LearnerRole:
 
     def _train(self, batch: Batch) -> WeightsNotice:
         report = self.learner.step(batch.groups, batch.num_attempts, self._heartbeat)
-        if report.warning:
+        if report.warning and self.ranks.is_first:
             self._keep_refused(batch, report.warning)
         publish_started = time.perf_counter()
         notice = self._publish()
         report.metrics["publish_s"] = time.perf_counter() - publish_started
-        self.recorder.write(StepRecord(report.policy_version, batch, self.learner.config, notice.checksum))
+        if self.recorder is not None:
+            self.recorder.write(StepRecord(report.policy_version, batch, self.learner.config, notice.checksum))
         checkpoint = partial_dir(self.run_dir, report.policy_version) if batch.checkpoint else None
         if checkpoint is not None:
             self._save(checkpoint)
@@ -93,7 +125,9 @@ class LearnerRole:
 
     def _publish(self) -> WeightsNotice:
         ids, logprobs = self.learner.canary()
-        version, weights = self.learner.policy_version, self.learner.model.state_dict()
+        version, weights = self.learner.policy_version, self.learner.state_dict()
+        if self.publisher is None:  # what this rank would say is not heard
+            return WeightsNotice(version, "", "", 0, "", b"", b"")
         return self.publisher.publish(weights, version, self.model_dir, ids.numpy(), logprobs.numpy())
 
     def _save_now(self, checkpoint: str, notice: WeightsNotice) -> None:
@@ -101,7 +135,6 @@ class LearnerRole:
         self.socket.send(StepDone(self.learner.policy_version, notice, metrics={}, checkpoint=checkpoint))
 
     def _save(self, directory: Path) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
         save_checkpoint(directory, self.learner, self.tokenizer)
 
     def _keep_refused(self, batch: Batch, warning: str) -> None:
@@ -115,7 +148,21 @@ class LearnerRole:
         now = time.monotonic()
         if now >= self._heartbeat_due:
             self._heartbeat_due = now + HEARTBEAT_S
-            self.socket.send(Heartbeat({"policy_version": float(self.learner.policy_version)}))
+            stats = {
+                "policy_version": self.learner.policy_version,
+                "ranks": self.ranks.size,
+                "startup_s": self._startup_s,
+            }
+            self.socket.send(Heartbeat({name: float(value) for name, value in stats.items()}))
+
+
+def process_age_s() -> float:
+    """Seconds since this process was started, its imports included (0 where there is no /proc)."""
+    stat = Path("/proc/self/stat")
+    if not stat.exists():
+        return 0.0
+    ticks = int(stat.read_text().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 def weights_dir(run_dir: Path) -> Path:
@@ -130,21 +177,31 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--name", default="learner")
     parser.add_argument("--resume", type=Path, help="a checkpoint directory of this run")
+    parser.add_argument("--rank", type=int, default=0, help="of learner.num_processes")
+    parser.add_argument("--rendezvous", type=Path, help="a new file, the same for every rank, where they meet")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)  # with two, the engines and the learner of a small machine stall each other
     run_dir = args.run_dir.resolve()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that shared memory is given back
-    socket = PeerSocket(ENDPOINT, "learner", args.name, slots=1)
+    socket = PeerSocket(ENDPOINT, "learner", args.name, slots=1) if args.rank == 0 else None
+    size = 1
     try:
-        socket.say_hello()
+        if socket is not None:
+            socket.say_hello()
         config = parse_config(msgspec.json.decode((run_dir / "config.json").read_bytes()), "config.json")
-        LearnerRole(run_dir, config, socket, args.resume).run()
+        size = config.learner.num_processes
+        ranks = join_ranks(args.rank, size, args.rendezvous, config.daemon.hang_s) if size > 1 else alone()
+        LearnerRole(run_dir, config, GroupSocket(socket, ranks), args.resume, ranks).run()
+        leave_ranks(ranks)
     except Exception as e:
-        lines = e.message.splitlines() if isinstance(e, NguError) else f"{type(e).__name__}: {e}".splitlines()
-        socket.send(PeerFailed(lines[0]))
+        # One of several ranks may have failed because another died: the supervisor, which sees all, starts them again.
+        if socket is not None and (size == 1 or isinstance(e, NguError)):
+            lines = e.message.splitlines() if isinstance(e, NguError) else f"{type(e).__name__}: {e}".splitlines()
+            socket.send(PeerFailed(lines[0]))
         raise
     finally:
-        socket.close()
+        if socket is not None:
+            socket.close()
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from learner.learner import Learner
-from learner.model import load_model, load_reference, save_tokenizer
+from learner.model import checkpoint_layers, load_model, load_reference, save_tokenizer, shard_policy
+from learner.ranks import Ranks, alone
 from pipeline.config import Config
 from pipeline.errors import WeightError
 from pipeline.manifest import MANIFEST, verify_manifest, write_manifest
@@ -33,12 +34,19 @@ class Counters(msgspec.Struct, frozen=True):
 
 
 def save_checkpoint(directory: Path, learner: Learner, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Write the learner's part into `directory`, replacing what an interrupted try left there."""
+    """Write the learner's part into `directory`, replacing what an interrupted try left there.
+
+    With several ranks all of them call it, the first one writes, and any number of ranks can go on from it.
+    """
+    weights, optimizer = learner.state_dict(), learner.optimizer_tensors()
+    if not learner.ranks.is_first:
+        return
+    directory.mkdir(parents=True, exist_ok=True)
     (directory / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(directory / MODEL, ignore_errors=True)
-    learner.model.save_pretrained(directory / MODEL)
+    learner.model.save_pretrained(directory / MODEL, state_dict=weights)
     save_tokenizer(tokenizer, directory / MODEL)
-    save_file(learner.optimizer_tensors() | {_RNG: torch.get_rng_state()}, directory / OPTIMIZER)
+    save_file(optimizer | {_RNG: torch.get_rng_state()}, directory / OPTIMIZER)
     if learner.critic is not None:
         save_file(learner.critic.tensors(), directory / CRITIC)
     counters = Counters(learner.policy_version, learner.num_skipped, learner.num_skipped_in_a_row)
@@ -46,16 +54,24 @@ def save_checkpoint(directory: Path, learner: Learner, tokenizer: PreTrainedToke
     write_manifest(directory, _parts(directory))
 
 
-def open_learner(config: Config, checkpoint: Path | None) -> tuple[Learner, PreTrainedTokenizerBase]:
+def open_learner(
+    config: Config, checkpoint: Path | None, ranks: Ranks | None = None
+) -> tuple[Learner, PreTrainedTokenizerBase]:
     """The learner of a run as it stood at one of its checkpoints, or (None) before its first step.
 
     Raises WeightError for a torn checkpoint and ConfigError for a model that cannot be loaded.
     """
     if checkpoint is not None:
         verify_manifest(checkpoint)
-    model, tokenizer = load_model(config.model.path if checkpoint is None else str(checkpoint / MODEL))
+    ranks = ranks or alone()
+    path = config.model.path if checkpoint is None else str(checkpoint / MODEL)
+    model, tokenizer = load_model(path, ranks.device)
     reference = open_reference(config, model) if config.learner.kl.coef else None
-    learner = Learner(model, config.learner, config.sampling.temperature, reference=reference)
+    if config.learner.gradient_checkpointing:
+        checkpoint_layers(model)
+    if ranks.shards:
+        shard_policy(model, ranks)
+    learner = Learner(model, config.learner, config.sampling.temperature, reference=reference, ranks=ranks)
     if checkpoint is not None:
         load_checkpoint(checkpoint, learner)
     return learner, tokenizer

@@ -15,9 +15,11 @@ from learner.corrections import k3_divergence, log_ratios, second_moment_bound
 from learner.critic import Critic
 from learner.losses import Tokens, batch_loss, rollout_normalizers
 from learner.model import canary_batch, completion_hidden, completion_logprobs
-from learner.packing import TokenBatch, collate, micro_batches
+from learner.packing import TokenBatch, collate, micro_batches, shares
+from learner.ranks import Ranks, alone
 from learner.regularizers import entropy_loss, kl_loss
 from learner.report import StepReport, group_metrics, lost_engines, token_metrics
+from learner.sharding import gathered, gathered_state, scattered
 from learner.staleness import TrainedTokens, wrong_logprobs
 from learner.subset import train_subsets
 from pipeline.errors import RunFailed, WireError
@@ -66,11 +68,15 @@ class Learner:
         temperature: float,
         policy_version: int = 0,
         reference: PreTrainedModel | None = None,
+        ranks: Ranks | None = None,
     ):
-        """`reference` is what [learner.kl] needs when its coefficient is above 0."""
+        """`reference` is what [learner.kl] needs when its coefficient is above 0; it is whole on every rank. With
+        several `ranks` every method is for all of them to call, with the same arguments.
+        """
         assert reference is not None or not config.kl.coef
         self.model = model
         self.reference = reference
+        self.ranks = ranks or alone()
         self.config = config
         self.temperature = temperature
         self.policy_version = policy_version
@@ -97,7 +103,8 @@ class Learner:
         `num_attempts` rollouts were launched to obtain the groups; without it, those of the groups' chains.
         The update is refused, and the report carries a warning, when loss or gradient is not finite or when an
         engine's tokens are not from this policy's recent past. Raises WireError for a rollout without a prompt,
-        ConfigError for rewards that the advantage cannot take and RunFailed after 8 refusals in a row.
+        ConfigError for rewards that the advantage cannot take and RunFailed after 8 refusals in a row. On ranks other
+        than the first the metrics are those of its own rollouts.
         """
         started = time.perf_counter()
         lr = self._set_lr()
@@ -109,8 +116,12 @@ class Learner:
         rows, critic_metrics = self._criticized(rows, on_progress)
         engine_ids = sorted({row.rollout.engine_id for row in rows})
         loss, tokens = self._accumulate(rows, engine_ids, on_progress)
-        grad_norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.max_grad_norm))
-        warning = self._refusal(loss, grad_norm, tokens, engine_ids)
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        self.ranks.add_gradients(parameters)
+        grad_norm = float(gathered(torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm)))
+        # Only the first rank has seen every token; a step that some take and others refuse would split the policy.
+        refusal = self._refusal(loss, grad_norm, tokens, engine_ids) if self.ranks.is_first else ""
+        warning = self.ranks.share(refusal.encode() if self.ranks.is_first else None).decode()
         # Without a gradient (no tokens, no advantage) Adam's momentum alone would move the policy: no data asks for it.
         if not warning and grad_norm > 0:
             self.optimizer.step()
@@ -137,10 +148,14 @@ class Learner:
         logprobs, _ = completion_logprobs(self.model, batch, temperature=1.0)
         return ids.cpu(), logprobs.cpu()
 
+    def state_dict(self) -> dict[str, Tensor]:
+        """The whole weights by the model's own names, as engines and checkpoints take them; on the first rank only."""
+        return gathered_state(self.model, self.ranks)
+
     def optimizer_tensors(self) -> dict[str, Tensor]:
         """Adam's state as `parameter name/field`; empty before the first update."""
         return {
-            f"{name}/{field}": value
+            f"{name}/{field}": gathered(value)
             for name, parameter in self.model.named_parameters()
             for field, value in self.optimizer.state.get(parameter, {}).items()
         }
@@ -151,7 +166,7 @@ class Learner:
         for key, value in tensors.items():
             name, _, field = key.rpartition("/")
             parameter = parameters[name]
-            self.optimizer.state[parameter][field] = value if field == "step" else value.to(parameter.device)
+            self.optimizer.state[parameter][field] = value if field == "step" else scattered(value, parameter)
 
     def _set_lr(self) -> float:
         waits = self.config.critic.warmup_steps if self.config.critic is not None else 0
@@ -219,34 +234,68 @@ class Learner:
         self, rows: Sequence[_Row], engine_ids: Sequence[str], on_progress: Callable[[], None]
     ) -> tuple[float, TrainedTokens]:
         """Add the batch's gradient to the parameters, one micro-batch after the other."""
-        batches = [
-            [rows[i] for i in indices]
-            for indices in micro_batches([row.num_inputs for row in rows], self.config.micro_batch_tokens)
-        ]
+        batches = self._micro_batches(rows)
         bound = self._moment_bound(batches)
         loss, parts = 0.0, []
         for batch in batches:
-            part_loss, tokens = self._forward_backward(batch, engine_ids, bound)
-            loss += part_loss
-            parts.append(tokens)
+            if batch:
+                part_loss, tokens = self._forward_backward(batch, engine_ids, bound)
+                loss += part_loss
+                parts.append(tokens)
+            else:
+                self._forward_backward_nothing()
             on_progress()
-        return loss, TrainedTokens.joined(parts, len(self.config.corrections.masks))
+        num_masks = len(self.config.corrections.masks)
+        own = TrainedTokens.joined(parts, num_masks)
+        every = [TrainedTokens(**part) for part in self.ranks.collect(own.tensors())]
+        return self.ranks.total(loss), TrainedTokens.joined([t for t in every if t.lags.numel()], num_masks)
+
+    def _micro_batches(self, rows: Sequence[_Row]) -> list[list[_Row]]:
+        """This rank's share of the rows, cut by the token budget.
+
+        Where the model is sharded every rank takes part in every pass of every other, so the shorter lists are filled
+        up with empty micro-batches.
+        """
+        cut = []
+        for share in shares([row.num_inputs for row in rows], self.ranks.size):
+            own = [rows[i] for i in share]
+            indices = micro_batches([row.num_inputs for row in own], self.config.micro_batch_tokens)
+            cut.append([[own[i] for i in chosen] for chosen in indices])
+        missing = max(map(len, cut)) - len(cut[self.ranks.rank]) if self.ranks.shards else 0
+        return cut[self.ranks.rank] + [[] for _ in range(missing)]
 
     @torch.no_grad()
     def _moment_bound(self, batches: Sequence[Sequence[_Row]]) -> float:
         """M2PO's bound over the whole batch, for which every ratio must be known before the first gradient."""
-        if not (isinstance(self.config.loss, M2poConfig) and batches):
+        if not isinstance(self.config.loss, M2poConfig):
             return math.inf
-        scored = [self._score(batch)[0] for batch in batches]
-        log_rho = torch.cat([log_ratios(t.logprobs, t.engine_logprobs) for t in scored])
-        advantages = torch.cat([t.advantages for t in scored])
-        return second_moment_bound(log_rho, advantages, self.config.loss.max_moment)
+        log_rho, advantages = [torch.zeros(0)], [torch.zeros(0)]
+        for batch in batches:
+            if not batch:
+                self.canary()
+                continue
+            tokens, _ = self._score(batch)
+            log_rho.append(log_ratios(tokens.logprobs, tokens.engine_logprobs).cpu())
+            advantages.append(tokens.advantages.cpu())
+        every = self.ranks.collect({"log_rho": torch.cat(log_rho), "advantages": torch.cat(advantages)})
+        log_rho, advantages = (torch.cat([part[name] for part in every]) for name in ("log_rho", "advantages"))
+        bound = second_moment_bound(log_rho, advantages, self.config.loss.max_moment)
+        return float(self.ranks.share(repr(bound).encode() if self.ranks.is_first else None))
+
+    def _forward_backward_nothing(self) -> None:
+        _, batch = canary_batch(self.model)
+        logprobs, _ = completion_logprobs(self.model, batch, temperature=1.0)
+        (logprobs.sum() * 0.0).backward()
 
     def _score(self, rows: Sequence[_Row]) -> tuple[Tokens, Tensor]:
         """The rows' tokens under the current policy and the entropies of the distributions they are from."""
         device = self.model.device
         logprobs, entropies = completion_logprobs(
-            self.model, self._collate(rows), self.temperature, entropy_gradient=bool(self.config.entropy.coef)
+            self.model,
+            self._collate(rows),
+            self.temperature,
+            entropy_gradient=bool(self.config.entropy.coef),
+            dtype=getattr(torch, self.config.dtype),
         )
         counts = torch.tensor([row.rollout.num_sampled for row in rows])
 

@@ -1,5 +1,6 @@
 """A policy: a Hugging Face causal language model in float32, and logprobs of completions under it."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -7,21 +8,28 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
 from learner.packing import TokenBatch
+from learner.ranks import Ranks
+from learner.sharding import shard
 from pipeline.errors import ConfigError
 from pipeline.model_path import resolve_model_path
 
 # Logits held at a time: 2**24 in float32 are 64 MiB, however large the vocabulary and however long the completions.
 MAX_LOGITS = 1 << 24
+# Tensors of that size alive at the worst moment: log-softmax, its gradient, and two that turn one into the other.
+LOGITS_BUFFERS = 4
 CANARY_TOKENS = 32
+SHARDED_LOGPROBS, SHARDED_HIDDEN = "sharded_completion_logprobs", "sharded_completion_hidden"
 # Rounding of float32 matmuls of different shapes stays well below this; a head that scales or caps its logits does not.
 HEAD_TOLERANCE = 1e-3
 
 
-def load_model(path: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Model (float32 master weights, on the GPU if there is one) and tokenizer; raises ConfigError in one line.
+def load_model(path: str, device: torch.device | None = None) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Model (float32 master weights, on `device`, or on the GPU if there is one) and tokenizer; raises ConfigError in
+    one line.
 
     Evaluation mode stays on in training: the ratio to the engine is only right without dropout.
     """
@@ -46,9 +54,19 @@ def load_model(path: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         raise ConfigError(f"model.path {path}: {len(absent)} weights are missing or misshapen, such as {absent[0]}")
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):  # what transformers makes of absent files
         raise ConfigError(f"model.path {path}: the tokenizer is missing or empty (tokenizer.json)")
-    model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+    model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
     check_head(model)
     return model, tokenizer
+
+
+def peak_bytes(num_parameters: int, kept_bytes: int, num_targets: int, vocab_size: int) -> int:
+    """What one forward and backward pass adds to a float32 model at its worst moment, in bytes.
+
+    4 P for the gradients of P parameters, the activations that the decoder layers keep (`kept_bytes`), and
+    LOGITS_BUFFERS x 4 B x min(N V, MAX_LOGITS) for the head, however many of the N targets there are.
+    """
+    logits = min(num_targets * vocab_size, max(MAX_LOGITS, vocab_size))
+    return 4 * num_parameters + kept_bytes + LOGITS_BUFFERS * 4 * logits
 
 
 def export_model_dir(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
@@ -77,7 +95,13 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
 
 def completion_hidden(model: PreTrainedModel, batch: TokenBatch) -> Tensor:
     """[N, H] last hidden states at `batch.positions`, from which the targets are predicted."""
-    hidden = model.base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
+    sharded = getattr(model, SHARDED_HIDDEN, None)
+    return sharded(batch) if sharded is not None else _hidden(model, batch)
+
+
+def _hidden(model: PreTrainedModel, batch: TokenBatch, dtype: torch.dtype = torch.float32) -> Tensor:
+    with torch.autocast(batch.input_ids.device.type, dtype, enabled=dtype != torch.float32):
+        hidden = model.base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
     return hidden.flatten(0, 1).index_select(0, batch.positions)
 
 
@@ -87,18 +111,57 @@ def completion_logprobs(
     temperature: float,
     max_logits: int = MAX_LOGITS,
     entropy_gradient: bool = False,
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
     """log pi_T(y_t | prompt, y_<t) of every target, and the entropy of the distribution it was drawn from, in nats.
 
     pi_T is softmax(logits / temperature) over the full vocabulary, as the engine samples it, from float32 logits (in a
     float64 model: float64). Only completion positions go through the head. At most `max_logits` logits exist at a
-    time: beyond that the positions are cut into chunks whose logits are recomputed in the backward pass.
+    time: beyond that the positions are cut into chunks whose logits are recomputed in the backward pass. Of a float32
+    model, everything before the head is computed in `dtype` (autocast).
 
     Returns:
         [N] logprobs with gradient, [N] entropies without unless `entropy_gradient`, in the order of `batch.targets`.
     """
+    sharded = getattr(model, SHARDED_LOGPROBS, None)
+    if sharded is not None:
+        return sharded(batch, temperature, max_logits, entropy_gradient, dtype)
+    return _completion_logprobs(model, batch, temperature, max_logits, entropy_gradient, dtype)
+
+
+def checkpoint_layers(model: PreTrainedModel) -> None:
+    """Keep only the inputs of each decoder layer for the backward pass, which computes the rest again.
+
+    transformers does so in training mode alone, and that would turn dropout on. Raises ConfigError for an architecture
+    whose layers are not marked.
+    """
+    layers: list[Any] = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise ConfigError(f"learner.gradient_checkpointing: not supported for model type {model.config.model_type!r}")
+    for layer in layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False, preserve_rng_state=False)
+
+
+def shard_policy(model: PreTrainedModel, ranks: Ranks) -> None:
+    """Split `model` over the ranks in place; from then on all of them call `completion_logprobs` at the same time."""
+
+    def forward(*args: Any) -> tuple[Tensor, Tensor]:
+        logprobs, entropies = _completion_logprobs(*args)
+        return logprobs.clone(), entropies.clone()  # FSDP2 hangs its hooks on the outputs, which must not be views
+
+    shard(model, ranks, {SHARDED_LOGPROBS: forward, SHARDED_HIDDEN: _hidden})
+
+
+def _completion_logprobs(
+    model: PreTrainedModel,
+    batch: TokenBatch,
+    temperature: float,
+    max_logits: int,
+    entropy_gradient: bool,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
     assert batch.positions.shape == batch.targets.shape and batch.positions.ndim == 1
-    hidden = completion_hidden(model, batch)
+    hidden = _hidden(model, batch, dtype)
     head: Any = model.get_output_embeddings()
     chunk = max(1, max_logits // head.weight.shape[0])
     if hidden.shape[0] <= chunk:
@@ -117,12 +180,14 @@ def _head_logprobs(
 ) -> tuple[Tensor, Tensor]:
     dtype = torch.promote_types(hidden.dtype, torch.float32)
     logits = torch.nn.functional.linear(hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
-    all_logprobs = torch.log_softmax(logits / temperature, dim=-1)
+    logits = logits / temperature
+    all_logprobs = torch.log_softmax(logits, dim=-1)
+    del logits  # each of these is a whole chunk of logits: see LOGITS_BUFFERS
     logprobs = all_logprobs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         # A token of probability 0 adds 0, not 0 * inf, and its gradient likewise.
         finite = all_logprobs.clamp(min=torch.finfo(dtype).min)
-        entropies = -(finite.exp() * finite).sum(-1)
+        entropies = -torch.linalg.vecdot(finite.exp(), finite)
     return logprobs, entropies
 
 
@@ -143,7 +208,7 @@ def canary_batch(model: PreTrainedModel) -> tuple[Tensor, TokenBatch]:
 
 def load_reference(path: str, model: PreTrainedModel) -> PreTrainedModel:
     """The frozen model that `model` is held near to; raises ConfigError where their vocabularies differ."""
-    reference, _ = load_model(path)
+    reference, _ = load_model(path, model.device)
     theirs, ours = _vocab_size(reference), _vocab_size(model)
     if theirs != ours:
         raise ConfigError(f"learner.kl.reference {path}: its vocabulary has {theirs} tokens, the policy's {ours}")

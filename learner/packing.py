@@ -25,6 +25,18 @@ def micro_batches(lengths: Sequence[int], token_budget: int) -> list[list[int]]:
     return batches
 
 
+def shares(lengths: Sequence[int], num_ranks: int) -> list[list[int]]:
+    """Indices 0..R-1 split over ranks, each with nearly the same number of rows and of tokens.
+
+    By falling length, in turns that change direction, so that no rank always gets the longer of two neighbours.
+    """
+    dealt: list[list[int]] = [[] for _ in range(num_ranks)]
+    for place, index in enumerate(sorted(range(len(lengths)), key=lambda i: -lengths[i])):
+        turn, seat = divmod(place, num_ranks)
+        dealt[seat if turn % 2 == 0 else num_ranks - 1 - seat].append(index)
+    return dealt
+
+
 class TokenBatch(NamedTuple):
     """Rows for one forward pass and the places where completion tokens are predicted.
 

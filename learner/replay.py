@@ -98,7 +98,7 @@ def replay(
         if step >= first:
             yield ReplayedStep(
                 step=step,
-                is_identical=weights_checksum(learner.model.state_dict()) == record.checksum,
+                is_identical=weights_checksum(learner.state_dict()) == record.checksum,
                 metrics=own.report.metrics,
                 warning=own.report.warning,
                 variant=None if other is None else _compared(other, own),

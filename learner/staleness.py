@@ -36,6 +36,9 @@ class TrainedTokens:
     applied: Tensor
     masked: Tensor
 
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
     @property
     def ratios(self) -> Tensor:
         return importance_ratios(self.learner_logprobs, self.engine_logprobs)
@@ -47,7 +50,7 @@ class TrainedTokens:
 
     def where(self, chosen: Tensor) -> "TrainedTokens":
         """The tokens of a [N] bool or index tensor."""
-        return TrainedTokens(**{name: getattr(self, name)[chosen] for name in self.__dataclass_fields__})
+        return TrainedTokens(**{name: tensor[chosen] for name, tensor in self.tensors().items()})
 
     @classmethod
     def joined(cls, parts: Sequence["TrainedTokens"], num_masks: int) -> "TrainedTokens":

@@ -229,6 +229,8 @@ def _status_lines(progress: Progress) -> list[str]:
     ]
     if attempts:
         lines.append(f"attempts: {attempts}")
+    if learner := s.get("learner"):
+        lines.append(f"learner: {learner['ranks']:.0f} ranks, up in {learner['startup_s']:.1f} s")
     return lines + [f"warning: {w}" for w in s.get("warnings", [])]
 
 

@@ -1,12 +1,13 @@
 """The supervisor: starts the roles of a run by argv, restarts what dies, and leaves nothing behind.
 
-An engine or a verifier is replaced alone. The coordinator and the learner share the run's state, so when either dies
-both, and everything else, start again from the last checkpoint. A role that ends with an expected error (status 1
-or 2) ends the run: trying again would end the same way.
+An engine or a verifier is replaced alone. The coordinator and the learner share the run's state, so when either, or one
+rank of the learner, dies, everything starts again from the last checkpoint. A role that ends with an expected error
+(status 1 or 2) ends the run: trying again would end the same way.
 """
 
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -84,7 +85,7 @@ class Supervisor:
         python = [sys.executable, "-m"]
         self.roles = [
             Role("coordinator", [*python, "pipeline.coordinator", run, *resume], is_stateful=True),
-            Role("learner", [*python, "learner", run, *resume], is_stateful=True),
+            *self._learner_roles([*python, "learner", run, *resume]),
             Role("verifier", [*python, "pipeline.verifiers", run, "--name", "verifier"], is_stateful=False),
         ]
         for i in range(self.config.engines.count):
@@ -93,6 +94,16 @@ class Supervisor:
             self.roles.append(Role(name, argv, is_stateful=False))
         for role in self.roles:
             self._start(role)
+
+    def _learner_roles(self, argv: list[str]) -> list[Role]:
+        """One process, or the ranks of one learner, which meet over a file that no earlier group has used."""
+        size = self.config.learner.num_processes
+        if size == 1:
+            return [Role("learner", argv, is_stateful=True)]
+        (self.run_dir / "ipc").mkdir(mode=0o700, exist_ok=True)
+        meet = ["--rendezvous", str(self.run_dir / "ipc" / f"learner-{secrets.token_hex(4)}")]
+        names = ["learner", *(f"learner-{rank}" for rank in range(1, size))]
+        return [Role(name, [*argv, *meet, "--rank", str(i)], is_stateful=True) for i, name in enumerate(names)]
 
     def _start(self, role: Role) -> None:
         env = os.environ | ROLE_ENV | {PARENT_ENV: str(os.getpid())}

@@ -249,8 +249,18 @@ class LearnerConfig(Section, frozen=True):
     finish (`arrival`) or were launched (`ticket`), where the learner waits for the slowest but no batch is biased
     towards short and easy rollouts.
 
+    Rollouts share a forward pass by length, as many as fit into `micro_batch_tokens` with their padding; neither that
+    nor `num_processes` changes the gradient.
+
     With a `reference_batch` above 0, `lr` is that of a batch of this size, in the same unit, and is multiplied by
     sqrt(batch_size / reference_batch).
+
+    `gradient_checkpointing` computes a layer's activations again in the backward pass instead of keeping them.
+    `dtype` is the precision of the layers (autocast); weights, optimizer and logits stay float32. What "bfloat16"
+    rounds shows as ratios that are not 1 at lag 0.
+
+    `num_processes` ranks on this host share each step: copies of the model over gloo on CPUs, one GPU for each rank and
+    the model sharded over them (FSDP2) where there are GPUs.
     """
 
     lr: NonNegative = 2e-4
@@ -263,6 +273,9 @@ class LearnerConfig(Section, frozen=True):
     batch_order: Literal["arrival", "ticket"] = "arrival"
     reference_batch: NonNegativeInt = 0
     micro_batch_tokens: PositiveInt = 2048
+    num_processes: PositiveInt = 1
+    gradient_checkpointing: bool = False
+    dtype: Literal["float32", "bfloat16"] = "float32"
     advantage: AdvantageConfig = msgspec.field(default_factory=AdvantageConfig)
     loss: LossConfig = msgspec.field(default_factory=CispoConfig)
     corrections: CorrectionsConfig = msgspec.field(default_factory=CorrectionsConfig)

@@ -60,6 +60,7 @@ def describe(coordinator: Coordinator) -> dict[str, Any]:
         "in_flight_updates": tally.counters["in_flight_updates"],
         "engines": {n: s for n, s in coordinator.peer_stats.items() if n in coordinator.engine_versions},
         "verifiers": {n: s for n, s in coordinator.peer_stats.items() if _role(coordinator, n) == "verifier"},
+        "learner": next((s for n, s in coordinator.peer_stats.items() if _role(coordinator, n) == "learner"), None),
         "peers": _peers(coordinator),
         "mode": coordinator.mode,
         "sampler": coordinator.sampler.stats(),

@@ -23,6 +23,7 @@ ROLES = {
     "learner": "-m learner ",
     "verifier": "--name verifier",
     "engine": "--name engine-0",
+    "rank 1": "--rank 1",
 }
 
 
@@ -123,6 +124,16 @@ def test_a_process_that_hangs_is_killed_and_the_run_goes_on(daemon, role):
     assert "it is killed" in (run.dir / "logs" / "daemon.log").read_text()
 
 
+def test_a_rank_of_the_learner_that_dies_costs_a_restart_and_nothing_else(daemon):
+    run = daemon("max_rollouts=20000", "max_steps=8", "learner.num_processes=2", "daemon.checkpoint_every_steps=2")
+    run.wait_for_step(3)
+    assert rundir.read_status(run.dir)["learner"]["ranks"] == 2
+    assert "learner: 2 ranks" in ngu("status", str(run.dir)).stdout
+    assert run.signal("rank 1", signal.SIGKILL)
+    run.assert_ended_well(8)
+    assert "starting again from the last checkpoint" in (run.dir / "logs" / "daemon.log").read_text()
+
+
 @pytest.mark.parametrize("seed", [int(s) for s in os.environ.get("NGU_CHAOS_SEEDS", "1").split(",")])
 def test_chaos(daemon, seed):
     """Kills at random moments over every role; `just chaos` runs many seeds, this a single one."""
@@ -131,7 +142,7 @@ def test_chaos(daemon, seed):
         *("max_rollouts=20000", "max_steps=40", f"seed={seed}"),
         *("daemon.checkpoint_every_steps=3", "daemon.max_restarts=100"),
     )
-    for role in rng.sample(sorted(ROLES), len(ROLES)):
+    for role in rng.sample(sorted(ROLES.keys() - {"rank 1"}), len(ROLES) - 1):
         run.wait_for_step(1)
         time.sleep(rng.uniform(0.0, 3.0))
         run.signal(role, signal.SIGKILL)

@@ -31,26 +31,38 @@ DEADLINE_S = 90.0
 
 
 class Run:
-    """A run directory, the coordinator's socket and at most one learner process."""
+    """A run directory, the coordinator's socket and at most one learner, which may have several processes."""
 
-    def __init__(self, run_dir: Path, model_path: str):
+    def __init__(self, run_dir: Path, model_path: str, num_processes: int = 1):
         self.run_dir = run_dir
         self.weights_dir = Path(f"/dev/shm/ngu-{(run_id := secrets.token_hex(6))}")
         (run_dir / "ipc").mkdir(parents=True)
         (run_dir / "run_id").write_text(run_id)
-        config = {"model": {"path": model_path}, "learner": {"lr": 1e-2, "warmup_steps": 0}}
+        config = {
+            "model": {"path": model_path},
+            "learner": {"lr": 1e-2, "warmup_steps": 0, "num_processes": num_processes},
+        }
         resolved = dump_config(parse_config(config, "test"))
         (run_dir / "config.json").write_bytes(msgspec.json.encode(resolved))
         self.router = RouterSocket(ENDPOINT)
         self.process: subprocess.Popen | None = None
+        self.others: list[subprocess.Popen] = []
         self._inbox = []
 
     def start(self, *arguments: str) -> None:
+        self.process = self._spawn(*arguments)
+
+    def start_ranks(self, num_processes: int) -> None:
+        meet = ["--rendezvous", str(self.run_dir / "ipc" / "meet")]
+        self.start(*meet)
+        self.others = [self._spawn(*meet, "--rank", str(rank)) for rank in range(1, num_processes)]
+
+    def _spawn(self, *arguments: str) -> subprocess.Popen:
         env = os.environ | {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
         root = Path(__file__).parents[2]
         env["PYTHONPATH"] = str(root)
         argv = [sys.executable, "-m", "learner", str(self.run_dir), *arguments]
-        self.process = subprocess.Popen(argv, cwd=self.run_dir, env=env, stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen(argv, cwd=self.run_dir, env=env, stderr=subprocess.PIPE, text=True)
 
     def expect(self, kind):
         """The next message of `kind`; only greetings and heartbeats may come before it."""
@@ -73,9 +85,10 @@ class Run:
         return self.process.returncode, errors
 
     def close(self) -> None:
-        if self.process is not None and self.process.poll() is None:
-            self.process.kill()
-            self.process.communicate()
+        for process in [*self.others, *([self.process] if self.process else [])]:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
         self.router.close()
         with contextlib.suppress(FileNotFoundError):
             for path in self.weights_dir.iterdir():
@@ -87,10 +100,10 @@ class Run:
 def start_run(tmp_path, monkeypatch):
     runs = []
 
-    def make(model_path: str) -> Run:
+    def make(model_path: str, num_processes: int = 1) -> Run:
         (run_dir := tmp_path / "run").mkdir()
         monkeypatch.chdir(run_dir)
-        runs.append(Run(run_dir, model_path))
+        runs.append(Run(run_dir, model_path, num_processes))
         return runs[-1]
 
     handler = signal.getsignal(signal.SIGTERM)
@@ -100,11 +113,11 @@ def start_run(tmp_path, monkeypatch):
         run.close()
 
 
-def check_notice(notice, learner):
+def check_notice(notice, learner, atol=0.0):
     """The announced weights and canary are those of `learner`."""
     published = read_weights(notice)
     own = learner.model.state_dict()
-    assert all(torch.equal(tensor, own[name]) for name, tensor in published.items())
+    assert all(torch.allclose(tensor, own[name], rtol=0.0, atol=atol) for name, tensor in published.items())
     canary = np.frombuffer(notice.canary_logprobs, dtype="<f4")
     np.testing.assert_allclose(canary, learner.canary()[1].numpy(), atol=1e-6)
     assert (Path(notice.model_dir) / "config.json").is_file()
@@ -156,6 +169,30 @@ def test_steps_checkpoint_stop_resume_and_crash(start_run, tmp_path):
     assert run.expect(PeerFailed).reason.startswith("IndexError")
     status, errors = run.wait()
     assert status == EXIT_CRASH and "Traceback" in errors
+    assert not run.weights_dir.exists()
+
+
+def test_two_ranks_publish_the_weights_of_one(start_run, tmp_path):
+    path = str(tiny_model_dir(tmp_path / "start"))
+    run = start_run(path, num_processes=2)
+    run.start_ranks(2)
+    model, _ = load_model(path)
+    config = parse_config(msgspec.json.decode((run.run_dir / "config.json").read_bytes()), "test")
+    mirror = Learner(model, config.learner, config.sampling.temperature)
+    run.expect(StepDone)
+    for seed in range(2):
+        run.expect(BatchRequest)
+        heartbeat = run.expect(Heartbeat)
+        assert heartbeat.stats["ranks"] == 2 and heartbeat.stats["startup_s"] > 0
+        groups = random_groups(model, seed, drift=0.1)
+        run.send(Batch(tuple(groups), num_attempts=16, checkpoint=False))
+        done, expected = run.expect(StepDone), mirror.step(groups)
+        assert done.metrics["ess"] == pytest.approx(expected.metrics["ess"], abs=1e-6)
+        # Adam divides by the root of the second moment: rounding of a gradient near 0 shows in full.
+        check_notice(done.weights, mirror, atol=1e-5)
+    run.send(Stop())
+    status, errors = run.wait()
+    assert (status, run.others[0].wait(DEADLINE_S)) == (0, 0), errors
     assert not run.weights_dir.exists()
 
 
