@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from learner.adapters import add_adapters
 from learner.learner import Learner
 from learner.model import checkpoint_layers, load_model, load_reference, save_tokenizer, shard_policy
 from learner.ranks import Ranks, alone
@@ -22,6 +23,7 @@ from pipeline.manifest import MANIFEST, verify_manifest, write_manifest
 
 MODEL = "model"
 OPTIMIZER = "optimizer.safetensors"
+ADAPTERS = "adapters.safetensors"
 COUNTERS = "learner.json"
 CRITIC = "critic.safetensors"
 _RNG = "rng"
@@ -38,14 +40,17 @@ def save_checkpoint(directory: Path, learner: Learner, tokenizer: PreTrainedToke
 
     With several ranks all of them call it, the first one writes, and any number of ranks can go on from it.
     """
-    weights, optimizer = learner.state_dict(), learner.optimizer_tensors()
+    weights, adapters, optimizer = learner.state_dict(), learner.adapter_tensors(), learner.optimizer_tensors()
     if not learner.ranks.is_first:
         return
     directory.mkdir(parents=True, exist_ok=True)
     (directory / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(directory / MODEL, ignore_errors=True)
+    (directory / ADAPTERS).unlink(missing_ok=True)
     learner.model.save_pretrained(directory / MODEL, state_dict=weights)
     save_tokenizer(tokenizer, directory / MODEL)
+    if adapters:
+        save_file(adapters, directory / ADAPTERS)
     save_file(optimizer | {_RNG: torch.get_rng_state()}, directory / OPTIMIZER)
     if learner.critic is not None:
         save_file(learner.critic.tensors(), directory / CRITIC)
@@ -64,9 +69,13 @@ def open_learner(
     if checkpoint is not None:
         verify_manifest(checkpoint)
     ranks = ranks or alone()
-    path = config.model.path if checkpoint is None else str(checkpoint / MODEL)
+    # Adapters are trained on the weights that the run began with; MODEL holds those already merged.
+    from_start = checkpoint is None or config.learner.lora.rank
+    path = config.model.path if from_start else str(checkpoint / MODEL)
     model, tokenizer = load_model(path, ranks.device)
     reference = open_reference(config, model) if config.learner.kl.coef else None
+    if config.learner.lora.rank:
+        add_adapters(model, config.learner.lora)
     if config.learner.gradient_checkpointing:
         checkpoint_layers(model)
     if ranks.shards:
@@ -90,7 +99,9 @@ def load_checkpoint(directory: Path, learner: Learner) -> None:
     verify_manifest(directory)
     tensors = load_file(directory / OPTIMIZER)
     torch.set_rng_state(tensors.pop(_RNG))
+    adapters = load_file(directory / ADAPTERS) if (directory / ADAPTERS).exists() else {}
     try:
+        learner.load_adapter_tensors(adapters)
         learner.load_optimizer_tensors(tensors)
     except KeyError as e:
         raise WeightError(f"{directory / OPTIMIZER}: the model has no parameter {e}; it is another model's") from None
@@ -107,6 +118,8 @@ def load_checkpoint(directory: Path, learner: Learner) -> None:
 
 def _parts(directory: Path) -> Iterator[Path]:
     yield from sorted(path for path in (directory / MODEL).rglob("*") if path.is_file())
+    if (directory / ADAPTERS).exists():
+        yield directory / ADAPTERS
     yield directory / OPTIMIZER
     if (directory / CRITIC).exists():
         yield directory / CRITIC

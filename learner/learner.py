@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from learner.adapters import adapter_tensors, merged
 from learner.advantages import Chain, batch_advantages, has_zero_variance
 from learner.corrections import k3_divergence, log_ratios, second_moment_bound
 from learner.critic import Critic
@@ -150,7 +151,18 @@ class Learner:
 
     def state_dict(self) -> dict[str, Tensor]:
         """The whole weights by the model's own names, as engines and checkpoints take them; on the first rank only."""
-        return gathered_state(self.model, self.ranks)
+        return merged(gathered_state(self.model, self.ranks), self.config.lora)
+
+    def adapter_tensors(self) -> dict[str, Tensor]:
+        """The adapters of [learner.lora] by name, none without it; whole, on the first rank only."""
+        return adapter_tensors(gathered_state(self.model, self.ranks))
+
+    def load_adapter_tensors(self, tensors: dict[str, Tensor]) -> None:
+        """Take over what `adapter_tensors` gave; raises KeyError for one that this model does not have."""
+        parameters = dict(self.model.named_parameters())
+        with torch.no_grad():
+            for name, tensor in tensors.items():
+                parameters[name].copy_(scattered(tensor, parameters[name]))
 
     def optimizer_tensors(self) -> dict[str, Tensor]:
         """Adam's state as `parameter name/field`; empty before the first update."""

@@ -243,6 +243,15 @@ class SubsetConfig(Section, frozen=True):
     choose: Literal["random", "max_variance"] = "random"
 
 
+class LoraConfig(Section, frozen=True):
+    """Train low-rank adapters of `rank` beside frozen weights (0: train the weights), scaled by alpha / rank. Engines
+    get the merged weights; a run resumes from `[model] path` and its adapters. Needs the package peft.
+    """
+
+    rank: NonNegativeInt = 0
+    alpha: Positive = 16.0
+
+
 class LearnerConfig(Section, frozen=True):
     """`batch_by` says what `batch_size` counts: `attempts` launched (zero-variance groups are not replaced),
     `completions` trained, or `groups` trained (both refill). `batch_order` fills batches in the order in which rounds
@@ -276,6 +285,7 @@ class LearnerConfig(Section, frozen=True):
     num_processes: PositiveInt = 1
     gradient_checkpointing: bool = False
     dtype: Literal["float32", "bfloat16"] = "float32"
+    lora: LoraConfig = msgspec.field(default_factory=LoraConfig)
     advantage: AdvantageConfig = msgspec.field(default_factory=AdvantageConfig)
     loss: LossConfig = msgspec.field(default_factory=CispoConfig)
     corrections: CorrectionsConfig = msgspec.field(default_factory=CorrectionsConfig)

@@ -9,11 +9,13 @@ import pytest
 import torch
 from learner_samples import random_groups, tiny_model, tiny_model_dir
 
-from learner.checkpoint import open_learner
-from learner.model import checkpoint_layers
+from learner.checkpoint import MODEL, open_learner, save_checkpoint
+from learner.learner import Learner
+from learner.model import checkpoint_layers, load_model
 from learner.packing import shares
 from pipeline.config import parse_config
 from pipeline.errors import ConfigError
+from pipeline.learner_config import LearnerConfig
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,6 +62,34 @@ def test_bfloat16_is_for_the_layers_and_weights_stay_float32(model_dir):
     error = float((rounded - exact).norm() / exact.norm())
     assert 1e-6 < error < 0.05
     assert metrics["loss"] == pytest.approx(exact_metrics["loss"], abs=0.05)
+
+
+def test_adapters_alone_are_trained_and_what_is_published_and_saved_is_the_policy(model_dir, tmp_path):
+    fields = {"model": {"path": str(model_dir)}, "learner": {"lr": 1e-2, "warmup_steps": 0, "lora": {"rank": 2}}}
+    config = parse_config(fields, "test")
+    learner, tokenizer = open_learner(config, None)
+    start = {name: tensor.clone() for name, tensor in learner.state_dict().items()}
+    groups = random_groups(tiny_model(), seed=3, drift=0.2)
+    for _ in range(3):
+        learner.step(groups)
+    trained = {name for name, p in learner.model.named_parameters() if p.requires_grad}
+    assert trained and all("lora_" in name for name in trained)
+    published = learner.state_dict()
+    plain, _ = load_model(str(model_dir))
+    plain.load_state_dict(published)
+    moved = {name for name, tensor in published.items() if not torch.equal(tensor, start[name])}
+    assert moved == {name for name in start if name.endswith("proj.weight")}
+    canary, theirs = learner.canary()[1], Learner(plain, LearnerConfig(), 1.0).canary()[1]
+    torch.testing.assert_close(theirs, canary, rtol=0, atol=1e-5)
+
+    save_checkpoint(tmp_path / "saved", learner, tokenizer)
+    merged, _ = load_model(str(tmp_path / "saved" / MODEL))
+    assert all(torch.equal(tensor, published[name]) for name, tensor in merged.state_dict().items())
+    resumed, _ = open_learner(config, tmp_path / "saved")
+    for each in (learner, resumed):
+        each.step(groups)
+    for name, tensor in resumed.state_dict().items():
+        assert torch.equal(tensor, learner.state_dict()[name]), name
 
 
 def test_the_peak_with_a_large_vocabulary_is_the_one_of_its_chunks():
