@@ -30,6 +30,27 @@ class ModelConfig(Section, frozen=True):
     chat_template: Literal["auto", "never"] = "auto"
 
 
+class InterruptionConfig(Section, frozen=True):
+    """Forced length interruption (ScaleRL): a completion whose thinking has not ended at a length drawn for each
+    rollout from `min_tokens` to `max_tokens` (0 = never) is made to say `phrase` and has `answer_tokens` left after it.
+
+    The phrase is part of the completion, and nothing is learnt of it. The thinking has ended where the text holds
+    `thought_end`. Evaluation is interrupted likewise.
+    """
+
+    min_tokens: NonNegativeInt = 0
+    max_tokens: NonNegativeInt = 0
+    answer_tokens: PositiveInt = 2048
+    phrase: str = "Okay, time is up. Let me stop thinking and formulate a final answer now. </think>"
+    thought_end: str = "</think>"
+
+    def __post_init__(self):
+        if self.max_tokens and not 0 < self.min_tokens <= self.max_tokens:
+            raise ValueError("min_tokens must be above 0 and at most max_tokens")
+        if not (self.phrase and self.thought_end):
+            raise ValueError("phrase and thought_end must not be empty")
+
+
 class SamplingConfig(Section, frozen=True):
     """Sampling of training rollouts. The learner scores the full distribution at the same temperature."""
 
@@ -38,6 +59,7 @@ class SamplingConfig(Section, frozen=True):
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    interruption: InterruptionConfig = msgspec.field(default_factory=InterruptionConfig)
 
     def __post_init__(self):
         if not (math.isfinite(self.temperature) and self.temperature > 0):
@@ -46,6 +68,12 @@ class SamplingConfig(Section, frozen=True):
             raise ValueError(
                 "top_p, top_k and min_p must stay 1.0, 0 and 0.0: engine logprobs under a truncated distribution "
                 "do not match the learner's"
+            )
+        cut = self.interruption
+        if cut.max_tokens and cut.max_tokens + cut.answer_tokens > self.max_new_tokens:
+            raise ValueError(
+                f"interruption.max_tokens and answer_tokens come to {cut.max_tokens + cut.answer_tokens}, more than "
+                f"max_new_tokens = {self.max_new_tokens}: raise it, or a late interruption would leave no answer"
             )
 
 
@@ -141,6 +169,11 @@ class Config(Section, frozen=True):
     def __post_init__(self):
         if not (self.max_steps or self.max_rollouts):
             raise ValueError("set max_steps or max_rollouts, or the run would never end")
+        resumes = isinstance(self.sampler, NeverGiveUpConfig) and self.sampler.seq_multiplier > 1
+        if resumes and self.sampling.interruption.max_tokens:
+            raise ValueError(
+                "sampler.seq_multiplier goes on with completions that sampling.interruption ends: set only one of them"
+            )
 
 
 # A table that only changes fields of the default alternative need not repeat its name.

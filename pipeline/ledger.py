@@ -14,7 +14,7 @@ from typing import Literal, get_args
 
 from pipeline.messages import Rollout, Verdict, Work
 
-Fate = Literal["trained", "filtered", "stale", "failed", "cancelled", "given_up"]
+Fate = Literal["trained", "filtered", "stale", "failed", "cancelled", "given_up", "continued"]
 FATES: tuple[Fate, ...] = get_args(Fate)
 _CODE = {fate: i for i, fate in enumerate(FATES, start=1)}
 

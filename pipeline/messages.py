@@ -55,6 +55,14 @@ class Prefix(msgspec.Struct, frozen=True, array_like=True, gc=False):
     version_spans: tuple[VersionSpan, ...]
     forced_spans: tuple[ForcedSpan, ...] = ()
 
+    @property
+    def num_tokens(self) -> int:
+        return len(self.completion_ids) // 4
+
+    @property
+    def num_sampled(self) -> int:
+        return self.num_tokens - sum(span.end - span.start for span in self.forced_spans)
+
 
 class Interruption(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The end of a long thought: once the completion has `position` tokens, and its text so far does not hold

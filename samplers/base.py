@@ -21,7 +21,8 @@ class Problem(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Launch(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """One round of a chain: `num_rollouts` new rollouts of `problem`.
+    """One round of a chain: `num_rollouts` rollouts of `problem`, the first `num_resumed` of them continuing those that
+    the decision before set aside.
 
     `round` counts from 0; `ticket` is the launch order over the whole run.
     """
@@ -31,6 +32,7 @@ class Launch(msgspec.Struct, frozen=True, array_like=True, gc=False):
     problem: Problem
     num_rollouts: int
     ticket: int
+    num_resumed: int = 0
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -38,6 +40,8 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     `rewards`, `correct` and `truncated` are in launch order and have equal length, normally the launch's
     `num_rollouts`; fewer when a rollout could not be judged after repeated tries (it is then absent, never a failure).
+    `lengths`, likewise, are in units of the run's max_new_tokens, so a truncated rollout that was never continued has
+    length 1; where they are empty nothing can be continued. `num_tokens` are those that this round sampled.
     `oldest_version` is the oldest policy version of any token of the round and `learner_version` the learner's when
     the round finished: their difference is the age that retention rules judge.
     """
@@ -50,6 +54,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True, gc=False):
     num_tokens: int
     oldest_version: int
     learner_version: int
+    lengths: tuple[float, ...] = ()
 
 
 Reason = Literal[
@@ -72,12 +77,15 @@ class Decision(msgspec.Struct, frozen=True, array_like=True, gc=False):
     `train`: the chain closes and the rollouts at `keep` (indices over all its judged attempts in launch order)
     become one group. `drop`: the chain closes and nothing is trained. `retry`: the chain stays open and the sampler
     will propose another round of it. `reason` names the rule that decided and is counted in the metrics.
+    A retry may set rollouts of the round that has just finished aside, by their indices in `resume`: they leave the
+    chain, in which their verdicts do not count, and the next launch continues them.
     """
 
     chain_id: int
     action: Literal["train", "drop", "retry"]
     reason: Reason
     keep: tuple[int, ...] = ()
+    resume: tuple[int, ...] = ()
 
 
 class ProblemStream(Protocol):

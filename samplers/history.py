@@ -94,6 +94,14 @@ class History:
             visits, attempts, all_correct, first_num, first_correct, best, streak, skips, retired
         )
 
+    def withdraw(self, problem_id: str, num_attempts: int) -> None:
+        """Attempts of the last round that were not correct go on: what they are is not known yet. First-round rates
+        keep them, as failures at the usual length.
+        """
+        if self._remembers:
+            record = self.records[problem_id]
+            self.records[problem_id] = msgspec.structs.replace(record, attempts=record.attempts - num_attempts)
+
     def pass_by(self, problem_id: str) -> int:
         """The stream's offer of a cooling problem is declined; how many more will be."""
         record = self.records[problem_id]

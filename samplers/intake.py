@@ -65,9 +65,9 @@ class Intake:
             launches.append(self._open(nearest, size(nearest)))
         return launches
 
-    def reopen(self, chain_id: int, round: int, problem: Problem, num_rollouts: int) -> Launch:
+    def reopen(self, chain_id: int, round: int, problem: Problem, num_rollouts: int, num_resumed: int = 0) -> Launch:
         """Another round of an open chain."""
-        launch = Launch(chain_id, round, problem, num_rollouts, self._next_ticket)
+        launch = Launch(chain_id, round, problem, num_rollouts, self._next_ticket, num_resumed)
         self._next_ticket += 1
         return launch
 

@@ -43,6 +43,9 @@ class NeverGiveUpConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     Retries take up to `max_retry_frac` of the rollouts in flight, and the rest when there is no fresh problem. While
     `max_waiting` chains wait for a retry no further problem is retried: a policy that fails at almost everything asks
     for more retries than the share can serve, and the line, with all the rollouts it holds, would grow without end.
+    A retry first goes on with the rollouts of the last round that their length cut off, each by another
+    sampling.max_new_tokens until it has `seq_multiplier` times as many (1 = never), and draws the rest anew. Until it
+    ends such a rollout is neither among the failures nor in the baseline, and it counts once against `max_attempts`.
     """
 
     round_size: Annotated[int, msgspec.Meta(ge=1)] = 4
@@ -55,6 +58,7 @@ class NeverGiveUpConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
     keep_versions: Annotated[int, msgspec.Meta(ge=-1)] = -1
     max_retry_frac: Frac = 0.75
     max_waiting: Annotated[int, msgspec.Meta(ge=1)] = 512
+    seq_multiplier: Annotated[int, msgspec.Meta(ge=1)] = 1
     history: NeverGiveUpHistoryConfig = msgspec.field(default_factory=NeverGiveUpHistoryConfig)
 
     def __post_init__(self):
@@ -71,7 +75,7 @@ class Past(msgspec.Struct, frozen=True, gc=False):
     """What a chain that waits or was launched again has behind it.
 
     `rewards` of all judged attempts in launch order, [N]; `round_sizes`, which sum to N, and `oldest_versions` have one
-    entry a round; `best` and `worst` are those of `rewards`.
+    entry a round; `best` and `worst` are those of `rewards`, -inf and inf if all that was judged goes on.
     """
 
     num_launched: int
@@ -91,14 +95,26 @@ class Past(msgspec.Struct, frozen=True, gc=False):
             self.worst if self.worst < worst else worst,
         )
 
+    def without(self, indices: tuple[int, ...]) -> "Past":
+        """As if these attempts of the last round had not been judged; a round that is empty then is none."""
+        gone = set(indices)
+        rewards = tuple(r for i, r in enumerate(self.rewards) if i not in gone)
+        left = self.round_sizes[-1] - len(gone)
+        sizes, versions = self.round_sizes[:-1], self.oldest_versions[:-1]
+        if left:
+            sizes, versions = (*sizes, left), (*versions, self.oldest_versions[-1])
+        best, worst = max(rewards, default=-math.inf), min(rewards, default=math.inf)
+        return Past(self.num_launched, rewards, sizes, versions, best, worst)
+
 
 class Retry(msgspec.Struct, frozen=True, gc=False):
-    """Another round of `num_rollouts` that waits to be launched."""
+    """Another round of `num_rollouts` that waits to be launched; the first `num_resumed` go on with earlier ones."""
 
     chain_id: int
     round: int
     problem: Problem
     num_rollouts: int
+    num_resumed: int = 0
 
 
 class NeverGiveUpState(msgspec.Struct, forbid_unknown_fields=True):
@@ -159,22 +175,26 @@ class NeverGiveUpSampler:
             return [Decision(chain_id, "drop", "unverifiable")]
         ordered = sorted(rewards)  # quicker than a minimum and a maximum
         worst, best = ordered[0], ordered[-1]
-        bar = None if past is None else past.best
+        bar = past.best if past is not None and past.rewards else None
         if self._config.accept == "history":
             bar = self._best_ever(problem_id, bar)
         self._history.observe(problem_id, outcome, best)
-        num_judged = len(rewards)
+        num_judged, num_new = len(rewards), launch.num_rollouts - launch.num_resumed
         if past is None:
-            chain = Past(launch.num_rollouts, rewards, (num_judged,), (outcome.oldest_version,), best, worst)
+            chain = Past(num_new, rewards, (num_judged,), (outcome.oldest_version,), best, worst)
         else:
-            chain = past.plus(launch.num_rollouts, outcome, best, worst)
-        ruling = self._decide(chain, outcome, best, bar)
+            chain = past.plus(num_new, outcome, best, worst)
+        resume = self._resumable(chain, outcome) if self._config.seq_multiplier > 1 else ()
+        ruling = self._decide(chain, outcome, best, bar, len(resume))
         if isinstance(ruling, Decision):
             self._intake.close(problem_id)
             return [ruling]
+        if resume:
+            self._history.withdraw(problem_id, len(resume))
+            chain = chain.without(resume)
         self._pasts[chain_id] = chain
-        self._retries.append(Retry(chain_id, outcome.round + 1, launch.problem, ruling))
-        return [Decision(chain_id, "retry", "retry")]
+        self._retries.append(Retry(chain_id, outcome.round + 1, launch.problem, ruling, len(resume)))
+        return [Decision(chain_id, "retry", "retry", resume=resume)]
 
     def abandon(self, chain_id: int) -> None:
         """Raises ValueError if that chain is not open."""
@@ -222,8 +242,17 @@ class NeverGiveUpSampler:
         record = self._history.records.get(problem_id)
         return bar if record is None else record.best_reward
 
-    def _decide(self, chain: Past, outcome: Outcome, best: float, bar: float | None) -> Decision | int:
-        """What becomes of `chain`, whose last round is `outcome`; a number asks for that many more.
+    def _resumable(self, chain: Past, outcome: Outcome) -> tuple[int, ...]:
+        """Which rollouts of the chain's last round were cut off, are not right so far and may become longer."""
+        first = len(chain.rewards) - len(outcome.rewards)
+        rollouts = enumerate(zip(outcome.truncated, outcome.correct, outcome.lengths, strict=False), start=first)
+        limit = self._config.seq_multiplier
+        return tuple(i for i, (cut, right, length) in rollouts if cut and not right and length + 1 <= limit)
+
+    def _decide(
+        self, chain: Past, outcome: Outcome, best: float, bar: float | None, num_resumable: int
+    ) -> Decision | int:
+        """What becomes of `chain`, whose last round is `outcome`; a number asks for that many more, resumed ones too.
 
         `best` is the highest reward of that round and `bar` what it has to beat, None if it is the first to count.
         """
@@ -233,7 +262,7 @@ class NeverGiveUpSampler:
             return Decision(outcome.chain_id, "train", reason, self._kept(chain, outcome.learner_version))
         if self._reaches_max(chain.best):
             return Decision(outcome.chain_id, "drop", "solved")
-        size = self._next_round_size(chain, outcome)
+        size = self._next_round_size(chain, outcome, num_resumable)
         if size:
             return size
         first_without_variance = outcome.round == 0 and not has_variance
@@ -265,16 +294,21 @@ class NeverGiveUpSampler:
     def _reaches_max(self, reward: float) -> bool:
         return not exceeds(self._config.max_reward, reward)
 
-    def _next_round_size(self, chain: Past, outcome: Outcome) -> int:
+    def _next_round_size(self, chain: Past, outcome: Outcome, num_resumable: int) -> int:
         """Rollouts of the next round; 0 gives up. A full line turns away new chains only: who was let in is served."""
         config = self._config
         if outcome.round == 0 and len(self._retries) >= config.max_waiting:
             return 0
         if config.retry == "doubling":
             size = chain.num_launched
+        elif uniform(self._seed, outcome.chain_id, outcome.round) < config.p_ngu:
+            size = config.round_size
         else:
-            size = config.round_size if uniform(self._seed, outcome.chain_id, outcome.round) < config.p_ngu else 0
-        return min(size, config.max_attempts - chain.num_launched) if config.max_attempts else size
+            return 0
+        num_new = max(size - num_resumable, 0)
+        if config.max_attempts:
+            num_new = min(num_new, config.max_attempts - chain.num_launched)
+        return num_resumable + num_new
 
     # --- what is out ---
 
@@ -284,7 +318,7 @@ class NeverGiveUpSampler:
     def _launch_retry(self, launches: list[Launch]) -> int:
         """Launch the retry that has waited longest; its number of rollouts."""
         retry = self._retries.popleft()
-        launch = self._intake.reopen(retry.chain_id, retry.round, retry.problem, retry.num_rollouts)
+        launch = self._intake.reopen(retry.chain_id, retry.round, retry.problem, retry.num_rollouts, retry.num_resumed)
         self._in_flight[retry.chain_id] = launch
         self._num_in_flight += retry.num_rollouts
         self._num_retried += retry.num_rollouts

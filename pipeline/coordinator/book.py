@@ -4,9 +4,13 @@ The book turns launches into attempts, attempts into finished rounds, and a deci
 socket and knows no policy.
 """
 
+from collections.abc import Sequence
+
 import msgspec
 
-from pipeline.messages import Group, Purpose, Rollout, SamplingParams, Verdict, VerifyJob, Work
+from pipeline.config import SamplingConfig
+from pipeline.interruption import draw_interruption
+from pipeline.messages import Group, Prefix, Purpose, Rollout, SamplingParams, Verdict, VerifyJob, Work
 from samplers.base import Launch, Outcome, Problem
 
 # After this many unusable verdicts or engine failures for the same place in a round the place stays empty, so that one
@@ -22,7 +26,8 @@ class Result(msgspec.Struct, frozen=True, array_like=True):
 class OpenRound(msgspec.Struct):
     """A round in flight. `results[i]` is filled when place i is judged; `num_missing` counts the places still owed.
 
-    `ticket` is its launch's, `version` the policy's then.
+    `ticket` is its launch's, `version` the policy's then. `num_carried` counts the tokens in its results that an earlier
+    round sampled.
     """
 
     round: int
@@ -30,16 +35,21 @@ class OpenRound(msgspec.Struct):
     num_missing: int
     ticket: int = 0
     version: int = 0
+    num_carried: int = 0
 
 
 class OpenChain(msgspec.Struct):
-    """A chain that may still get rounds: everything judged so far, in launch order, and the round in flight if any."""
+    """A chain that may still get rounds: everything judged so far, in launch order, and the round in flight if any.
+
+    `set_aside` are rollouts that their length cut off and that the next round continues; they are not among the judged.
+    """
 
     chain_id: int
     problem: Problem
     judged: list[Result]
     round_sizes: list[int]
     current: OpenRound | None
+    set_aside: list[Rollout] = []
 
 
 class Place(msgspec.Struct):
@@ -58,6 +68,7 @@ class SavedPlace(msgspec.Struct, frozen=True, array_like=True):
     chain_id: int
     index: int
     tries: int
+    prefix: Prefix | None = None
 
 
 class BookState(msgspec.Struct):
@@ -66,8 +77,9 @@ class BookState(msgspec.Struct):
 
 
 class Book:
-    def __init__(self, sampling: SamplingParams, next_attempt_id: int):
+    def __init__(self, sampling: SamplingConfig, seed: int, next_attempt_id: int):
         self._sampling = sampling
+        self._seed = seed
         self.next_attempt_id = next_attempt_id
         self.chains: dict[int, OpenChain] = {}
         self.places: dict[int, Place] = {}
@@ -85,18 +97,38 @@ class Book:
         places: list[Result | None] = [None] * launch.num_rollouts
         chain.current = OpenRound(launch.round, places, launch.num_rollouts, launch.ticket, policy_version)
         self.num_in_flight += launch.num_rollouts
+        assert launch.num_resumed == len(chain.set_aside), f"chain {launch.chain_id} resumes what was not set aside"
+        prefixes: list[Prefix | None] = [rollout.as_prefix() for rollout in chain.set_aside]
+        prefixes += [None] * (launch.num_rollouts - launch.num_resumed)
+        chain.set_aside = []
         return [
-            self.new_attempt(launch.problem, launch.chain_id, launch.round, i, "train", tries=1)
-            for i in range(launch.num_rollouts)
+            self.new_attempt(launch.problem, launch.chain_id, launch.round, i, "train", tries=1, prefix=prefix)
+            for i, prefix in enumerate(prefixes)
         ]
 
     def new_attempt(
-        self, problem: Problem, chain_id: int, round: int, index: int, purpose: Purpose, tries: int
+        self,
+        problem: Problem,
+        chain_id: int,
+        round: int,
+        index: int,
+        purpose: Purpose,
+        tries: int,
+        prefix: Prefix | None = None,
     ) -> Work:
-        work = Work(self.next_attempt_id, chain_id, round, problem, self._sampling, purpose)
+        work = self._work(self.next_attempt_id, chain_id, round, problem, purpose, prefix)
         self.next_attempt_id += 1
         self.places[work.attempt_id] = Place(work, index, tries)
         return work
+
+    def _work(
+        self, attempt_id: int, chain_id: int, round: int, problem: Problem, purpose: Purpose, prefix: Prefix | None
+    ) -> Work:
+        config = self._sampling
+        num_sampled = prefix.num_sampled if prefix is not None else 0
+        sampling = SamplingParams(config.temperature, num_sampled + config.max_new_tokens)
+        interruption = draw_interruption(config.interruption, self._seed, attempt_id)
+        return Work(attempt_id, chain_id, round, problem, sampling, purpose, prefix, interruption)
 
     # --- results ---
 
@@ -114,7 +146,7 @@ class Book:
         place = self.places.pop(attempt_id)
         assert place.tries < MAX_TRIES
         w = place.work
-        return self.new_attempt(w.problem, w.chain_id, w.round, place.index, w.purpose, place.tries + 1)
+        return self.new_attempt(w.problem, w.chain_id, w.round, place.index, w.purpose, place.tries + 1, w.prefix)
 
     def settle(self, place: Place, result: Result | None) -> OpenChain | None:
         """Fill a place (None leaves it empty for good); the chain, if that finished its round."""
@@ -124,6 +156,8 @@ class Book:
         current.results[place.index] = result
         self.num_ended_tokens += result.rollout.num_tokens if result is not None else 0
         current.num_missing -= 1
+        if result is not None and place.work.prefix is not None:
+            current.num_carried += place.work.prefix.num_tokens
         return chain if current.num_missing == 0 else None
 
     def finish_round(self, chain: OpenChain, learner_version: int) -> Outcome | None:
@@ -145,10 +179,27 @@ class Book:
             rewards=tuple(r.verdict.reward for r in results),
             correct=tuple(r.verdict.outcome == "correct" for r in results),
             truncated=tuple(r.rollout.finish_reason == "length" for r in results),
-            num_tokens=sum(r.rollout.num_tokens for r in results),
+            num_tokens=sum(r.rollout.num_tokens for r in results) - current.num_carried,
             oldest_version=min(versions, default=learner_version),
             learner_version=learner_version,
+            lengths=tuple(r.rollout.num_sampled / self._sampling.max_new_tokens for r in results),
         )
+
+    def set_aside(self, chain_id: int, indices: Sequence[int]) -> None:
+        """Take judged rollouts of the last round out of the chain, for its next round to continue."""
+        chain = self.chains[chain_id]
+        gone = set(indices)
+        assert min(gone) >= len(chain.judged) - chain.round_sizes[-1], "only the last round can be resumed"
+        chain.set_aside = [chain.judged[i].rollout for i in indices]
+        chain.judged = [r for i, r in enumerate(chain.judged) if i not in gone]
+        chain.round_sizes[-1] -= len(gone)
+        if not chain.round_sizes[-1]:
+            chain.round_sizes.pop()
+
+    def resumed_by(self, launch: Launch) -> list[int]:
+        """The attempts that end because those of `launch` continue them."""
+        chain = self.chains.get(launch.chain_id)
+        return [r.attempt_id for r in chain.set_aside] if chain is not None else []
 
     # --- closing ---
 
@@ -163,7 +214,7 @@ class Book:
 
     def state(self) -> BookState:
         places = [
-            SavedPlace(attempt_id, place.work.chain_id, place.index, place.tries)
+            SavedPlace(attempt_id, place.work.chain_id, place.index, place.tries, place.work.prefix)
             for attempt_id, place in self.places.items()
             if place.work.purpose == "train"
         ]
@@ -178,14 +229,17 @@ class Book:
         for saved in state.places:
             chain = self.chains[saved.chain_id]
             assert chain.current is not None
-            work = Work(saved.attempt_id, chain.chain_id, chain.current.round, chain.problem, self._sampling)
+            work = self._work(
+                saved.attempt_id, chain.chain_id, chain.current.round, chain.problem, "train", saved.prefix
+            )
             self.places[saved.attempt_id] = Place(work, saved.index, saved.tries)
 
     def judged_attempts(self) -> list[int]:
-        """Ids of the attempts that open chains hold results of."""
+        """Ids of the attempts that open chains hold results of, or set aside."""
         held = [r for c in self.chains.values() for r in c.judged]
         held += [r for c in self.chains.values() if c.current for r in c.current.results if r is not None]
-        return [r.rollout.attempt_id for r in held]
+        set_aside = [r.attempt_id for c in self.chains.values() for r in c.set_aside]
+        return [r.rollout.attempt_id for r in held] + set_aside
 
 
 def make_group(chain: OpenChain, keep: tuple[int, ...]) -> Group:

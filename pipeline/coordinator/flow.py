@@ -15,7 +15,7 @@ from pipeline.coordinator.journal import Journal, Proposed, Replaced, Settled, S
 from pipeline.coordinator.tally import Occupancy, Tally
 from pipeline.errors import RunFailed, WireError
 from pipeline.ledger import Fate, Ledger
-from pipeline.messages import AttemptFailed, Group, Rollout, SamplingParams, Verdict, VerifyJob, Work
+from pipeline.messages import AttemptFailed, Group, Rollout, Verdict, VerifyJob, Work
 from pipeline.tasks.base import TaskSource
 from samplers.base import Launch, Sampler
 
@@ -36,8 +36,7 @@ class AttemptFlow:
         self.ledger = ledger
         self.tally = tally
         self.journal = journal
-        sampling = SamplingParams(config.sampling.temperature, config.sampling.max_new_tokens)
-        self.book = Book(sampling, ledger.next_attempt_id())
+        self.book = Book(config.sampling, config.seed, ledger.next_attempt_id())
         self.batcher = Batcher(config.learner.batch_by, config.learner.batch_size)
         self.work: CreditQueue[Work] = CreditQueue()
         self.jobs: CreditQueue[VerifyJob] = CreditQueue()
@@ -74,6 +73,7 @@ class AttemptFlow:
         launches = self.sampler.propose(1)
         for launch in launches:
             self.tally.launched(launch)
+            self._end(self.book.resumed_by(launch), "continued")
             for work in self.book.open_round(launch, self.policy_version):
                 self.queue(work)
         return launches
@@ -91,7 +91,8 @@ class AttemptFlow:
 
     def on_rollout(self, rollout: Rollout) -> None:
         self.work.done(rollout.attempt_id)
-        if rollout.attempt_id not in self.book.places:
+        place = self.book.places.get(rollout.attempt_id)
+        if place is None:
             self.tally.count("late_rollouts")  # already replaced: its engine was thought lost, or it was cancelled
             return
         try:
@@ -101,7 +102,7 @@ class AttemptFlow:
             return
         job = self.book.hold_for_verdict(rollout)
         if job is not None:
-            self.tally.rollout(rollout)
+            self.tally.rollout(rollout, place.work.prefix)
             self.jobs.put(rollout.attempt_id, job)
 
     def on_verdict(self, attempt_id: int, verdict: Verdict) -> None:
@@ -204,6 +205,8 @@ class AttemptFlow:
                 self._end(left_out, "filtered")
             elif decision.action == "drop":
                 self._close_chain(decision.chain_id, "given_up" if decision.reason == "gave_up" else "filtered")
+            elif decision.resume:
+                self.book.set_aside(decision.chain_id, decision.resume)
         self.batcher.add_round(len(outcome.rewards), group, finished.ticket, finished.version)
 
     def _close_chain(self, chain_id: int, fate: Fate) -> None:

@@ -5,7 +5,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from pipeline.messages import Group, Rollout, Verdict, WeightsLoaded
+from pipeline.messages import Group, Prefix, Rollout, Verdict, WeightsLoaded
 from samplers.base import Launch, Outcome
 
 RATE_WINDOW_S = 10.0
@@ -76,10 +76,11 @@ class Tally:
         self.counters["retries"] += launch.num_rollouts if launch.round else 0
         self._level(launch.problem.level)[0] += launch.num_rollouts
 
-    def rollout(self, rollout: Rollout) -> None:
-        """A rollout arrived, for training or evaluation."""
+    def rollout(self, rollout: Rollout, prefix: Prefix | None) -> None:
+        """A rollout arrived, for training or evaluation; `prefix` is what an earlier one had generated of it."""
         self.counters["generated_rollouts"] += 1
-        self.counters["generated_tokens"] += rollout.num_tokens
+        self.counters["generated_tokens"] += rollout.num_tokens - (prefix.num_tokens if prefix is not None else 0)
+        self.counters["interrupted"] += bool(rollout.forced_spans)
         self.counters["in_flight_updates"] += len(rollout.version_spans) > 1
 
     def verdict(self, verdict: Verdict) -> float | None:

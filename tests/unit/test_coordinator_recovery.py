@@ -25,6 +25,10 @@ MOMENTS: tuple[Moment, ...] = ("turn", "commit", "publish", "rotate")
 SCRIPT = FakeScript(lambda problem: 0.6 if problem.level == "easy" else 0.05, fail_frac=0.02)
 
 
+CONTINUED = {"sampling": {"max_new_tokens": 5}, "sampler": {"seq_multiplier": 3}}
+INTERRUPTED = {"sampling": {"interruption": {"min_tokens": 4, "max_tokens": 9, "answer_tokens": 3}}}
+
+
 class Crash(Exception):
     pass
 
@@ -132,10 +136,11 @@ class Lives:
 @given(
     lives=st.lists(st.tuples(st.integers(20, 160), st.sampled_from(MOMENTS)), min_size=1, max_size=3),
     seed=st.integers(0, 1000),
+    changes=st.sampled_from([{}, CONTINUED, INTERRUPTED]),
 )
-def test_after_a_crash_at_any_moment_the_run_goes_on_exactly_where_it_was(tmp_path_factory, lives, seed):
+def test_after_a_crash_at_any_moment_the_run_goes_on_exactly_where_it_was(tmp_path_factory, lives, seed, changes):
     path: Path = tmp_path_factory.mktemp("crash")
-    run = Lives(path, config(seed))
+    run = Lives(path, config(seed, **changes))
     for num_turns, moment in lives:
         run.live(num_turns, moment)
         if run.run.coordinator.ended:
