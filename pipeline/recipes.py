@@ -34,10 +34,15 @@ _YOURS = (
 _SCALERL = Recipe(
     "ScaleRL (arXiv 2510.13786): CISPO, mean over prompts, advantages normalised by the batch, problems without "
     "variance dropped and not replaced, problems of pass rate 0.9 retired, at most 8 steps ahead; 48 problems x 16 "
-    "rollouts. Logits are float32 on both sides in every run.\n"
-    "Not available: forced interruption of long completions. Adam's epsilon is 1e-8, published 1e-15. Rewards may be "
-    "0 and 1 instead of -1 and 1: normalising by the batch makes them equal.",
+    "rollouts. Logits are float32 on both sides in every run. A thought still open at a random length of 10k to 12k "
+    "tokens is interrupted and has 2k left for its answer; sampling.interruption.max_tokens = 0 switches that off.\n"
+    "Adam's epsilon is 1e-8, published 1e-15. Rewards may be 0 and 1 instead of -1 and 1: normalising by the batch "
+    "makes them equal.",
     {
+        "sampling": {
+            "max_new_tokens": 14336,
+            "interruption": {"min_tokens": 10240, "max_tokens": 12288, "answer_tokens": 2048},
+        },
         "sampler": {"kind": "fixed", "num_rollouts": 16, "history": {"retire_at": 0.9, "retire_min_attempts": 16}},
         "learner": {
             "lr": 5e-7,
@@ -112,7 +117,7 @@ _NGU = Recipe(
     "Never Give Up (arXiv 2609.13443), the setting for DeepScaler: 8 groups of rounds of 16, retried with probability "
     "0.875 while all wrong, rounds older than 4 versions left out, baseline over the whole chain, positives anchored, "
     "surrogate at ratio 1 under token weights truncated at 2.\n"
-    "Not available: resuming a completion cut off by its length at the next retry.",
+    "A completion cut off by its length can be resumed at the next retry: sampler.seq_multiplier, off here.",
     {
         "sampler": {
             "kind": "never_give_up",

@@ -26,8 +26,7 @@ class Result(msgspec.Struct, frozen=True, array_like=True):
 class OpenRound(msgspec.Struct):
     """A round in flight. `results[i]` is filled when place i is judged; `num_missing` counts the places still owed.
 
-    `ticket` is its launch's, `version` the policy's then. `num_carried` counts the tokens in its results that an earlier
-    round sampled.
+    `ticket` is its launch's, `version` the policy's then; `num_carried` tokens of its results are from earlier rounds.
     """
 
     round: int
