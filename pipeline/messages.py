@@ -357,7 +357,9 @@ class VerifyJobs(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="ve
 
 
 class Batch(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="batch"):
-    """Groups for one optimizer step. `num_attempts` is the number of rollouts launched to obtain them."""
+    """Groups for one optimizer step. `num_attempts` is the number of rollouts launched to obtain them; where a batch
+    does not count attempts, without those of chains that were dropped.
+    """
 
     groups: tuple[Group, ...]
     num_attempts: int

@@ -224,6 +224,11 @@ class AttemptFlow:
         self.journal.write(Taken())
         return self.cut_batch()
 
+    def num_launched(self, groups: list[Group]) -> int:
+        """`Batch.num_attempts` of a batch of these groups."""
+        learner = self.config.learner
+        return learner.batch_size if learner.batch_by == "attempts" else sum(group.num_attempts for group in groups)
+
     def cut_batch(self) -> list[Group]:
         """The first full batch that holds anything to train, its groups judged for staleness now."""
         while (cut := self._cut()) is not None and self.batcher.can_take(cut):

@@ -247,7 +247,7 @@ class Coordinator:
             return
         every = self.config.daemon.checkpoint_every_steps
         checkpoint = bool(every) and (self.policy_version + 1) % every == 0
-        self.training = Batch(tuple(groups), self.config.learner.batch_size, checkpoint)
+        self.training = Batch(tuple(groups), self.flow.num_launched(groups), checkpoint)
         self.learner_waiting = False
         self.outbox.append((learner, self.training))
 

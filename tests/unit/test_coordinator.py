@@ -48,6 +48,9 @@ def test_a_run_ends_by_itself_with_balanced_books(tmp_path, sampler, batch_by):
     assert [e["phase"] for e in run.sink.of_kind("eval")][-1:] == ["after"]
     assert len(run.sink.of_kind("step")) == run.version > 3
     assert run.coordinator.flow.tally.counters["retries"] > 0 or sampler == "fixed"
+    for batch in run.batches:
+        own = sum(group.num_attempts for group in batch.groups)
+        assert batch.num_attempts == (size if batch_by == "attempts" else own)
 
 
 def test_by_attempts_a_step_costs_its_batch_size_in_rollouts(tmp_path):

@@ -11,7 +11,7 @@ from tiny_models import publish, save_model_dir, tiny_config, tiny_model, work
 from learner.learner import Learner
 from pipeline.engines.batching import BatchingEngine
 from pipeline.engines.embedded.decoder import EmbeddedDecoder
-from pipeline.learner_config import LearnerConfig
+from pipeline.learner_config import EntropyConfig, KlConfig, LearnerConfig
 from pipeline.messages import Group, Verdict, pack_logprobs
 from pipeline.tokenization import PromptCodec
 from pipeline.weights import WeightPublisher
@@ -142,8 +142,11 @@ def test_with_lr_zero_fifty_versions_change_no_ratio(tmp_path):
     assert report.metrics["ratio_max"] == pytest.approx(1.0, abs=1e-4) and report.metrics["kl"] < 1e-8
 
 
-def plain_step(model, optimizer, groups) -> None:
-    """On-policy policy gradient with group-normalised rewards, as a textbook has it: no ratio, no engine logprob."""
+def plain_step(model, optimizer, groups, reference=None) -> None:
+    """On-policy policy gradient with group-normalised rewards, as a textbook has it: no ratio, no engine logprob.
+
+    With a reference also half the squared log ratio to it, times 0.1, and 0.05 times the entropy as a bonus.
+    """
     num_tokens = sum(r.num_tokens for g in groups for r in g.rollouts)
     loss = torch.zeros(())
     for group in groups:
@@ -152,19 +155,30 @@ def plain_step(model, optimizer, groups) -> None:
             advantage = (reward - rewards.mean()) / rewards.std() if rewards.std() > 0 else 0.0
             prompt, completion = torch.tensor(rollout.prompt_array()), torch.tensor(rollout.completion_array()).long()
             ids = torch.cat([prompt, completion])
-            logits = model(input_ids=ids[None].long(), use_cache=False).logits[0, len(prompt) - 1 : -1]
-            logprobs = torch.log_softmax(logits, -1).gather(1, completion[:, None])
+            every, *others = (
+                torch.log_softmax(m(input_ids=ids[None].long(), use_cache=False).logits[0, len(prompt) - 1 : -1], -1)
+                for m in (model, reference)
+                if m is not None
+            )
+            logprobs = every.gather(1, completion[:, None])
             loss = loss - advantage * logprobs.sum() / num_tokens
+            for other in others:
+                distances = (logprobs - other.detach().gather(1, completion[:, None])).square() / 2
+                loss = loss + (0.1 * distances.sum() + 0.05 * (every.exp() * every).sum()) / num_tokens
     optimizer.zero_grad()
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
 
 
-def test_lag_zero_is_a_plain_synchronous_loop(tmp_path):
+TERMS = {"kl": KlConfig(coef=0.1), "entropy": EntropyConfig(coef=0.05)}
+
+
+@pytest.mark.parametrize("terms", [{}, TERMS], ids=["plain", "kl and entropy"])
+def test_lag_zero_is_a_plain_synchronous_loop(tmp_path, terms):
     """Ten rounds of generate, train, publish give the weights of a loop that never heard of engines or versions."""
-    loop, plain = Loop(tmp_path), drifted(0)
-    learner = Learner(drifted(0), LearnerConfig(lr=1e-4, warmup_steps=0), 1.0)
+    loop, plain, reference = Loop(tmp_path), drifted(0), drifted(3) if terms else None
+    learner = Learner(drifted(0), LearnerConfig(lr=1e-4, warmup_steps=0, **terms), 1.0, reference=reference)
     optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-4, betas=(0.9, 0.99), eps=1e-8, weight_decay=0.0)
     start = torch.nn.utils.parameters_to_vector(plain.parameters()).detach().clone()
     for version in range(10):
@@ -173,7 +187,7 @@ def test_lag_zero_is_a_plain_synchronous_loop(tmp_path):
         groups = groups_of(loop.drain())
         metrics = learner.step(groups).metrics
         assert metrics["lag_max"] == 0 and metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
-        plain_step(plain, optimizer, groups)
+        plain_step(plain, optimizer, groups, reference)
     loop.publisher.close()
     ours, theirs = (torch.nn.utils.parameters_to_vector(m.parameters()).detach() for m in (learner.model, plain))
     assert (theirs - start).abs().max() > 5e-4 and math.isfinite(float(ours.sum()))
