@@ -1,7 +1,8 @@
 """Published methods as configs: what `ngu init --recipe NAME` writes.
 
 A recipe sets what its source says about sampling policy, batches, advantage, loss, corrections and staleness. The task,
-the model, the length of a completion and the end of the run stay as they are: they are the user's.
+the model and the end of the run stay as they are: they are the user's; so does the length of a completion, unless
+the source makes a rule of it.
 """
 
 from typing import Any, Literal, NamedTuple, get_args
@@ -36,8 +37,8 @@ _SCALERL = Recipe(
     "variance dropped and not replaced, problems of pass rate 0.9 retired, at most 8 steps ahead; 48 problems x 16 "
     "rollouts. Logits are float32 on both sides in every run. A thought still open at a random length of 10k to 12k "
     "tokens is interrupted and has 2k left for its answer; sampling.interruption.max_tokens = 0 switches that off.\n"
-    "Adam's epsilon is 1e-8, published 1e-15. Rewards may be 0 and 1 instead of -1 and 1: normalising by the batch "
-    "makes them equal.",
+    "Not available: Adam's epsilon of 1e-15; it is 1e-8. Rewards may be 0 and 1 instead of -1 and 1: normalising by the "
+    "batch makes them equal.",
     {
         "sampling": {
             "max_new_tokens": 14336,
