@@ -37,8 +37,8 @@ _SCALERL = Recipe(
     "variance dropped and not replaced, problems of pass rate 0.9 retired, at most 8 steps ahead; 48 problems x 16 "
     "rollouts. Logits are float32 on both sides in every run. A thought still open at a random length of 10k to 12k "
     "tokens is interrupted and has 2k left for its answer; sampling.interruption.max_tokens = 0 switches that off.\n"
-    "Not available: Adam's epsilon of 1e-15; it is 1e-8. Rewards may be 0 and 1 instead of -1 and 1: normalising by the "
-    "batch makes them equal.",
+    "Not available: Adam's epsilon of 1e-15; it is 1e-8. Rewards may be 0 and 1 instead of -1 and 1: normalising by "
+    "the batch makes them equal.",
     {
         "sampling": {
             "max_new_tokens": 14336,

@@ -35,7 +35,7 @@ def test_a_recipe_is_a_valid_file_that_says_what_it_lacks(name: str, tmp_path: P
     assert load_config(path) == config != Config()
     assert parse_config(msgspec.json.decode(msgspec.json.encode(dump_config(config))), "stored") == config
     assert text.startswith(f"# Recipe {name}. ")
-    assert "Not available" in about or name in ("grpo", "isocompute-hard")
+    assert "Not available" in about or name in ("grpo", "isocompute-hard", "ngu")
     assert (config.task, config.model, config.max_rollouts) == (Config().task, Config().model, Config().max_rollouts)
 
 
