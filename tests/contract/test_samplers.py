@@ -198,7 +198,7 @@ def test_every_kind_in_the_registry_is_covered():
 
 @every_sampler
 @given(script=scripts, num_problems=st.sampled_from([1, 2, 7, None]))
-@settings(max_examples=40, deadline=None, database=None)
+@settings(max_examples=40)
 def test_every_chain_ends_exactly_once(config: SamplerConfig, script: Script, num_problems: int | None):
     world = World(config, num_problems)
     world.play(script)
@@ -208,7 +208,7 @@ def test_every_chain_ends_exactly_once(config: SamplerConfig, script: Script, nu
 
 @every_sampler
 @given(script=scripts, num_problems=st.sampled_from([2, 7, None]))
-@settings(max_examples=40, deadline=None, database=None)
+@settings(max_examples=40)
 def test_a_restored_sampler_goes_on_as_if_nothing_happened(
     config: SamplerConfig, script: Script, num_problems: int | None
 ):
@@ -280,7 +280,7 @@ def test_stats_are_finite_gauges(config: SamplerConfig):
 
 
 @given(script=scripts, num_problems=st.sampled_from([1, 3, 7, None]), cool_down=st.integers(0, 3))
-@settings(max_examples=100, deadline=None, database=None)
+@settings(max_examples=100)
 def test_never_give_up_without_retries_is_fixed(script: Script, num_problems: int | None, cool_down: int):
     history = {"cool_down": cool_down, "retire_at": 0.9, "retire_min_attempts": 8}
     fixed = World(FixedConfig(4, HistoryConfig(**history)), num_problems)

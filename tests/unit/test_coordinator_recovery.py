@@ -129,7 +129,6 @@ class Lives:
 
 @settings(
     max_examples=8,
-    deadline=None,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )

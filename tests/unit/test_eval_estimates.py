@@ -22,7 +22,7 @@ from learner.evaluation.estimates import (
 from pipeline.errors import ConfigError
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(1, 400), st.data())
 def test_pass_at_k_is_exact_to_the_last_digit(n: int, data: st.DataObject):
     c, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from learner.advantages import Chain, batch_advantages, power_advantages
@@ -124,7 +124,6 @@ def test_power_weighs_a_problem_by_its_pass_rate_to_the_minus_alpha(alpha, p):
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.floats(0, 1))
-@settings(deadline=None, database=None)
 def test_power_is_finite_and_trains_groups_without_variance(rewards, alpha):
     got = advantages(rewards, "power", alpha=alpha)
     assert np.isfinite(got).all()
@@ -167,7 +166,6 @@ def test_the_best_is_that_of_the_whole_chain():
     st.sampled_from(["centered", "standardized", "leave_one_out", "batch_standardized", "max_rl"]),
     st.sampled_from(["none", "anchor", "ratio", "count_ratio"]),
 )
-@settings(deadline=None, database=None)
 def test_credit_for_the_best_changes_no_advantage_of_zeros_and_ones(rewards, kind, rescale):
     both = [advantages(rewards, kind, credit=credit, rescale=rescale).tolist() for credit in ("reward", "best")]
     assert both[0] == both[1]

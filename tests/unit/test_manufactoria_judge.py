@@ -17,7 +17,7 @@ from pipeline.tasks.manufactoria.language import parse
 from pipeline.verifiers.triage import triage
 from samplers.base import Problem
 
-QUIET = settings(max_examples=60, deadline=None, database=None)
+QUIET = settings(max_examples=60)
 
 ALL_R = "START n0 PULLER_RB n0 n0 NONE END"
 TESTS = (TapeTest("", True), TapeTest("RR", True), TapeTest("RB", False), TapeTest("RY", "Y"))

@@ -18,7 +18,7 @@ from pipeline.tasks.manufactoria.language import (
 )
 
 # No deadline: a busy machine is not a failure. No database: a test leaves no file behind.
-QUIET = settings(max_examples=60, deadline=None, database=None)
+QUIET = settings(max_examples=60)
 
 ENDS_WITH_B = """# a tape of R and B that ends with B
 START start:

@@ -28,7 +28,7 @@ from pipeline.model_path import resolve_model_path
 from pipeline.tasks.manufactoria.ladder import Spec, build_ladder
 from pipeline.tasks.manufactoria.task import UNSOLVED, catalogue, held_out
 
-QUIET = settings(max_examples=50, deadline=None, database=None)
+QUIET = settings(max_examples=50)
 SHIPPED = resolve_model_path("builtin:manufactoria")
 NUM_PARAMETERS = 449_152
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from sampler_world import CyclingStream, outcome
 
@@ -159,7 +159,6 @@ def test_seq_balance_trains_what_it_has_after_the_last_round():
 
 
 @given(rewards=st.lists(st.sampled_from([0.0, 0.25, 1.0]), min_size=2, max_size=20), keep=st.integers(2, 12))
-@settings(deadline=None, database=None)
 def test_a_balanced_group_has_both_sides_and_is_as_even_as_the_chain_allows(rewards: list[float], keep: int):
     if len(set(rewards)) == 1:
         return
@@ -184,7 +183,6 @@ gain_tables = st.lists(
 
 
 @given(tables=gain_tables, extra=st.integers(0, 30), low=st.integers(0, 2), span=st.integers(0, 4))
-@settings(deadline=None, database=None)
 def test_the_allocation_is_the_best_there_is(tables: list[list[int]], extra: int, low: int, span: int):
     high = min(low + span, 6)
     total = low * len(tables) + extra % ((high - low) * len(tables) + 1)

@@ -18,7 +18,7 @@ from bench.scaling.reshaping import gained_and_lost, interference, matthew, stra
 from learner.evaluation.estimates import best_at_k, pass_at_k, worst_at_k
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.booleans(), min_size=1, max_size=8), st.data())
 def test_pass_at_k_is_the_share_of_subsets_with_a_success(right: list[bool], data: st.DataObject):
     k = data.draw(st.integers(1, len(right)))
@@ -27,7 +27,7 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_success(right: list[bool], dat
     assert found[0] == pytest.approx(np.mean(subsets), abs=1e-12)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.lists(st.floats(-2, 2), min_size=1, max_size=8), st.data())
 def test_best_and_worst_at_k_are_means_over_subsets(rewards: list[float], data: st.DataObject):
     k = data.draw(st.integers(1, len(rewards)))
@@ -173,7 +173,7 @@ def test_a_strategy_that_was_never_used_before_counts_as_reweighting():
     assert found.taught.value == pytest.approx(0.0)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, 16), min_size=1, max_size=30))
 def test_distance_to_uniform_is_the_earth_movers(correct: list[int]):
     n = np.full(len(correct), 16)

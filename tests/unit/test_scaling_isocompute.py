@@ -33,7 +33,7 @@ def report(fit: IsoFit, b_problem: int | None = None, batch: int | None = None) 
     return IsoReport(["sweep.csv"], "reward", b_problem, batch, 100, 0, fit, Sensitivity(1.0, None, None), [])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30), st.data())
 def test_records_are_the_first_points_in_a_higher_bin(rewards: list[float], data: st.DataObject):
     included = data.draw(st.lists(st.booleans(), min_size=len(rewards), max_size=len(rewards)))

@@ -30,7 +30,7 @@ def test_limits_of_the_law():
     assert reward_at(compute_at(0.9, parameters())[None], parameters())[0] == pytest.approx(0.2 + 0.9 * 0.41)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.floats(0.35, 0.95),
     st.floats(0.02, 0.3),

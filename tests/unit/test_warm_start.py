@@ -28,7 +28,7 @@ from learner.warm_start import (
 from pipeline.tasks.show_your_work import GUESS_PREFIX, WORK_PREFIX, draw_expression, guess, working
 
 # No deadline: a busy machine is not a failure. No database: a test leaves no file behind.
-QUIET = settings(max_examples=50, deadline=None, database=None)
+QUIET = settings(max_examples=50)
 SHIPPED = Path(pipeline.__file__).parent / "assets" / "show_your_work"
 NUM_PARAMETERS = 447_104
 WORK_ID = VOCABULARY.index(WORK_PREFIX)

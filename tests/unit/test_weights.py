@@ -76,7 +76,7 @@ def test_a_mapped_version_outlives_its_file(publisher):
     tensors["half"].zero_()  # private to this process, and allowed
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(position=st.floats(0, 1, exclude_max=True), is_cut=st.booleans())
 def test_any_damage_is_refused(publisher, position, is_cut):
     notice = publish(publisher)
