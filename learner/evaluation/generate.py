@@ -16,6 +16,7 @@ from pipeline.config import Config, SamplingConfig
 from pipeline.engines.base import Engine
 from pipeline.engines.registry import make_engine
 from pipeline.errors import WeightError
+from pipeline.interruption import draw_interruption
 from pipeline.messages import Problem, Rollout, SamplingParams, Verdict, VerifyJob, Work
 from pipeline.model_path import model_for_task
 from pipeline.tasks.show_your_work import SOURCE as SHOW_YOUR_WORK
@@ -78,6 +79,7 @@ class Collector:
         self._engine = engine
         self._pool = pool
         self._sampling = SamplingParams(config.temperature, config.max_new_tokens)
+        self._interruption = config.interruption
         self._slots = [_Slot(problem) for problem in problems for _ in range(num_rollouts)]
         self._todo = deque(self._slots)
         self._attempts: dict[int, _Slot] = {}  # with the engine or the verifier, by attempt id
@@ -105,7 +107,10 @@ class Collector:
             slot.num_tries += 1
             self._num_attempts += 1
             self._attempts[self._num_attempts] = slot
-            work.append(Work(self._num_attempts, self._num_attempts, 0, slot.problem, self._sampling, "eval"))
+            # Drawn without the run's seed: every model is interrupted at the same lengths, so comparisons are paired.
+            cut = draw_interruption(self._interruption, 0, self._num_attempts)
+            number = self._num_attempts
+            work.append(Work(number, number, 0, slot.problem, self._sampling, "eval", interruption=cut))
         self._engine.submit(work)
 
     def _step(self) -> int:

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from learner.evaluation.generate import MAX_TRIES, QUEUED, Collector
-from pipeline.config import SamplingConfig
+from pipeline.config import InterruptionConfig, SamplingConfig
 from pipeline.engines.fake import FakeEngine, FakeScript
 from pipeline.messages import Verdict, WeightsNotice
 from samplers.base import Problem
@@ -64,6 +64,14 @@ def test_every_problem_gets_its_rollouts_in_order():
     assert all(o.correct == (o.level == "L1") and o.reward == o.correct for o in outcomes)
     assert all(4 <= o.num_tokens <= 9 and not o.truncated and o.strategy == "" for o in outcomes)
     assert engine.most <= QUEUED * engine.slots
+
+
+def test_a_run_that_interrupts_is_evaluated_with_interruptions():
+    cut = InterruptionConfig(min_tokens=2, max_tokens=4, answer_tokens=2, phrase="say it now", thought_end="!")
+    engine = Watched(3, seed=1, script=FakeScript(min_tokens=9))
+    engine.load_weights(NOTICE)
+    outcomes = Collector(engine, InlinePool(), PROBLEMS, 6, SamplingConfig(interruption=cut)).run()
+    assert {o.num_tokens for o in outcomes} == {position + 3 + 2 for position in (2, 3, 4)}
 
 
 def test_what_fails_is_tried_again():
