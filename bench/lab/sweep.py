@@ -9,9 +9,7 @@ A sweep file names what varies; the grid is the product of the lists, each cell 
     "sampler.max_attempts" = [32, 64, 128]
 """
 
-import hashlib
 import itertools
-import os
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,7 +20,7 @@ import msgspec
 from bench.lab.config import LabConfig, load_lab_config
 from bench.lab.runner import simulate_all, with_seeds
 from bench.lab.tally import Report
-from pipeline.config import dump_config
+from bench.results import config_key, read_results
 from pipeline.errors import ConfigError
 
 Value = str | int | float | bool
@@ -69,31 +67,8 @@ def load_sweep(path: Path, overrides: Sequence[str] = ()) -> list[Cell]:
             config = load_lab_config(base, [*overrides, *varied])
         except ConfigError as e:
             raise ConfigError(f"{path}, {', '.join(varied)}: {e.message}") from None
-        cells += [Cell(_key(seeded), settings, seeded) for seeded in with_seeds(config, sweep.seeds)]
+        cells += [Cell(config_key(seeded), settings, seeded) for seeded in with_seeds(config, sweep.seeds)]
     return cells
-
-
-def read_results(path: Path) -> list[Result]:
-    """The results so far; none when there is no such file. A line torn by a kill is cut off, to be run again.
-
-    Raises ConfigError for a file of something else, which is then left as it is.
-    """
-    try:
-        lines = path.read_bytes().splitlines(keepends=True)
-    except FileNotFoundError:
-        return []
-    except OSError as e:
-        raise ConfigError(f"{path}: cannot be read: {e.strerror}") from None
-    torn = bool(lines) and not lines[-1].endswith(b"\n")
-    try:
-        results = [msgspec.json.decode(line, type=Result) for line in (lines[:-1] if torn else lines)]
-    except msgspec.DecodeError as e:
-        raise ConfigError(f"{path}: not a file of sweep results ({e}); choose another --out") from None
-    if torn:
-        if not results and not lines[-1].startswith(b'{"key":'):
-            raise ConfigError(f"{path}: not a file of sweep results; choose another --out")
-        os.truncate(path, sum(map(len, lines[:-1])))
-    return results
 
 
 def run_sweep(cells: Sequence[Cell], out: Path, jobs: int, advance: Callable[[int], Any]) -> list[Result]:
@@ -101,7 +76,7 @@ def run_sweep(cells: Sequence[Cell], out: Path, jobs: int, advance: Callable[[in
 
     `advance` is told how many cells are done: first those found, then one after another. Raises ConfigError.
     """
-    done = {result.key: result for result in read_results(out)}
+    done = {result.key: result for result in read_results(out, Result)}
     todo = [cell for cell in cells if cell.key not in done]
     advance(len(cells) - len(todo))
     try:
@@ -128,8 +103,3 @@ def by_settings(results: Sequence[Result]) -> list[tuple[dict[str, Value], list[
 def _merit(reports: Sequence[Report]) -> float:
     areas = [r.pass_rate_area if r.hard_pass_rate_area is None else r.hard_pass_rate_area for r in reports]
     return sum(areas) / len(areas)
-
-
-def _key(config: LabConfig) -> str:
-    encoded = msgspec.json.encode(dump_config(config), order="deterministic")
-    return hashlib.blake2b(encoded, digest_size=8).hexdigest()

@@ -7,13 +7,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.lab import commands, runner, speed, sweep
+from bench.lab import commands, runner, speed
 from bench.lab.commands import compare, replay_, simulate_
 from bench.lab.config import load_lab_config
 from bench.lab.population import make_population
 from bench.lab.recorded import read_ledger
 from bench.lab.replay import replay
-from bench.lab.sweep import load_sweep, read_results, run_sweep
+from bench.lab.sweep import Result, load_sweep, run_sweep
+from bench.results import config_key, read_results
 from pipeline import cli, rundir
 from pipeline.config import load_config
 from pipeline.errors import ConfigError
@@ -132,7 +133,7 @@ def sweep_file(tmp_path: Path) -> Path:
 def test_a_sweep_covers_its_grid_and_prints_the_best_first(sweep_file: Path, tmp_path: Path, capsys):
     out = tmp_path / "results.jsonl"
     assert commands.sweep(sweep_file, out=out, jobs=1, json=tmp_path / "s.json") == 0
-    results = read_results(out)
+    results = read_results(out, Result)
     assert [r.settings["sampler.round_size"] for r in results] == [2, 2, 4, 4]
     assert [r.report.seed for r in results] == [0, 1, 0, 1]
     assert "sampler.round_size" in capsys.readouterr().out
@@ -188,13 +189,13 @@ def test_a_bad_sweep_is_refused_before_anything_runs(tmp_path: Path, text: str, 
 def test_a_file_of_something_else_is_left_as_it_is(tmp_path: Path, data: bytes):
     path = tmp_path / "notes"
     path.write_bytes(data)
-    with pytest.raises(ConfigError, match="not a file of sweep results"):
-        read_results(path)
+    with pytest.raises(ConfigError, match="not a file of results"):
+        read_results(path, Result)
     assert path.read_bytes() == data
 
 
 def test_keys_tell_configs_apart():
-    keys = [sweep._key(load_lab_config(None, [f"seed={seed}"])) for seed in (0, 0, 1)]
+    keys = [config_key(load_lab_config(None, [f"seed={seed}"])) for seed in (0, 0, 1)]
     assert keys[0] == keys[1] != keys[2]
 
 

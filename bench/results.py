@@ -1,0 +1,43 @@
+"""Result files of long studies: a JSON object a line, so that an interruption loses only what was running."""
+
+import hashlib
+import os
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from pipeline.config import Config, dump_config
+from pipeline.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def read_results(path: Path, kind: type[T]) -> list[T]:
+    """The results so far; none when there is no such file. A line torn by a kill is cut off, to be run again.
+
+    `kind` is a struct whose first field is `key`. Raises ConfigError for a file of something else, which then stays as
+    it is.
+    """
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+    except OSError as e:
+        raise ConfigError(f"{path}: cannot be read: {e.strerror}") from None
+    torn = bool(lines) and not lines[-1].endswith(b"\n")
+    try:
+        results = [msgspec.json.decode(line, type=kind) for line in (lines[:-1] if torn else lines)]
+    except msgspec.DecodeError as e:
+        raise ConfigError(f"{path}: not a file of results ({e}); choose another --out") from None
+    if torn:
+        if not results and not lines[-1].startswith(b'{"key":'):
+            raise ConfigError(f"{path}: not a file of results; choose another --out")
+        os.truncate(path, sum(map(len, lines[:-1])))
+    return results
+
+
+def config_key(config: Config) -> str:
+    """Names a resolved config: results of equal configs are interchangeable."""
+    encoded = msgspec.json.encode(dump_config(config), order="deterministic")
+    return hashlib.blake2b(encoded, digest_size=8).hexdigest()
