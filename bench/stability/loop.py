@@ -14,13 +14,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import torch
 import xxhash
 from torch import Tensor
 
 from bench.stability.course import Course, Ending, Evaluated, Stepped, is_hopeless
-from learner.learner import Learner
-from learner.model import export_model_dir, load_model
+from learner.checkpoint import open_learner
+from learner.model import export_model_dir
 from pipeline.config import Config, ExtractRule
 from pipeline.coordinator.batcher import Batcher
 from pipeline.coordinator.book import Book, OpenChain, Result, make_group
@@ -75,15 +76,16 @@ class LaggedLoop:
     def __init__(self, config: Config, scratch: Path):
         self.config = config
         self._model_dir = scratch / "model"
-        model, tokenizer = load_model(model_for_task(config.model.path, str(config.task.__struct_config__.tag)))
-        export_model_dir(model, tokenizer, self._model_dir)
+        path = model_for_task(config.model.path, str(config.task.__struct_config__.tag))
+        config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, path=path))
+        self.learner, tokenizer = open_learner(config, None)
+        export_model_dir(self.learner.model, tokenizer, self._model_dir)
         self._task = make_task(config.task, config.seed)
         self._sampler = make_sampler(config.sampler, self._task, config.seed)
         sampling = SamplingParams(config.sampling.temperature, config.sampling.max_new_tokens)
         self._book = Book(sampling, next_attempt_id=0)
         self._batcher = Batcher(config.learner.batch_by, config.learner.batch_size)
         self._judge = InlineJudge(config)
-        self.learner = Learner(model, config.learner, config.sampling.temperature)
         seed = xxhash.xxh3_64_intdigest(f"{config.seed}/{ENGINE}".encode()) >> 1
         self._engine = make_engine(config.engines, str(self._model_dir), seed, config.model.chat_template, ENGINE)
         self._publisher = WeightPublisher(scratch / "weights")
@@ -141,7 +143,8 @@ class LaggedLoop:
             launches = self._sampler.propose(self.config.learner.batch_size - self._batcher.num_waiting)
             if not launches:
                 raise RunFailed("the sampler has no problem left to launch; raise task.num_problems")
-            for result in self._roll_out([w for launch in launches for w in self._book.open_round(launch)]):
+            version = self.learner.policy_version
+            for result in self._roll_out([w for la in launches for w in self._book.open_round(la, version)]):
                 place = self._book.places.pop(result.rollout.attempt_id)
                 unusable = result.verdict.outcome == "unknown"
                 chain = self._book.settle(place, None if unusable else result)
@@ -152,6 +155,8 @@ class LaggedLoop:
         return groups
 
     def _finish_round(self, chain: OpenChain) -> None:
+        finished = chain.current
+        assert finished is not None
         outcome = self._book.finish_round(chain, self.learner.policy_version)
         if outcome is None:
             self._sampler.abandon(chain.chain_id)
@@ -165,7 +170,7 @@ class LaggedLoop:
             closed = self._book.close_chain(decision.chain_id)
             if decision.action == "train":
                 group = make_group(closed, decision.keep)
-        self._batcher.add_round(len(outcome.rewards), group)
+        self._batcher.add_round(len(outcome.rewards), group, finished.ticket, finished.version)
 
     def _roll_out(self, work: Sequence[Work]) -> list[Result]:
         """Every attempt's rollout and verdict, in the order of `work`."""
@@ -204,7 +209,8 @@ class LaggedLoop:
     def _evaluate(self, batches: int, num_rollouts: int) -> None:
         """Held-out pass@1 of the newest version."""
         self._serve(self._versions[-1])
-        evaluation = Evaluation("during", self.learner.policy_version, self._task.eval_problems(), num_rollouts)
+        problems = [p for p in self._task.eval_problems() for _ in range(num_rollouts)]
+        evaluation = Evaluation("during", self.learner.policy_version, problems)
         work = [self._book.new_attempt(p, -1, 0, 0, "eval", tries=1) for p in evaluation.launches]
         for result in self._roll_out(work):
             place = self._book.places.pop(result.rollout.attempt_id)

@@ -36,6 +36,8 @@ SMALL = (
 )
 PNG = b"\x89PNG"
 
+pytestmark = pytest.mark.timeout(280)  # real courses, and the machine may be busy
+
 
 def small(*settings: str) -> Config:
     return load_config(None, [*SMALL, *settings])
