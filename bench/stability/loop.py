@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from pipeline.coordinator.book import Book, OpenChain, Result, make_group
 from pipeline.coordinator.evaluation import Evaluation
 from pipeline.engines.registry import make_engine
 from pipeline.errors import ConfigError, RunFailed, WeightError, WireError
-from pipeline.messages import Group, Rollout, SamplingParams, Verdict, Work
+from pipeline.messages import Group, Rollout, Verdict, Work
 from pipeline.model_path import model_for_task
 from pipeline.tasks.registry import make_task
 from pipeline.verifiers.registry import Judge, make_judge
@@ -82,8 +83,7 @@ class LaggedLoop:
         export_model_dir(self.learner.model, tokenizer, self._model_dir)
         self._task = make_task(config.task, config.seed)
         self._sampler = make_sampler(config.sampler, self._task, config.seed)
-        sampling = SamplingParams(config.sampling.temperature, config.sampling.max_new_tokens)
-        self._book = Book(sampling, next_attempt_id=0)
+        self._book = Book(config.sampling, config.seed, next_attempt_id=0)
         self._batcher = Batcher(config.learner.batch_by, config.learner.batch_size)
         self._judge = InlineJudge(config)
         seed = xxhash.xxh3_64_intdigest(f"{config.seed}/{ENGINE}".encode()) >> 1
@@ -120,7 +120,7 @@ class LaggedLoop:
     # --- weights ---
 
     def _snapshot(self) -> _Version:
-        weights = {name: p.detach().clone() for name, p in self.learner.model.named_parameters()}
+        weights = deepcopy(self.learner.state_dict())  # tied weights stay one tensor
         return _Version(self.learner.policy_version, weights, self.learner.canary())
 
     def _serve(self, version: _Version) -> None:
@@ -165,11 +165,12 @@ class LaggedLoop:
         self._rewards += outcome.rewards
         group = None
         for decision in self._sampler.observe(outcome):
-            if decision.action == "retry":
-                continue
-            closed = self._book.close_chain(decision.chain_id)
             if decision.action == "train":
-                group = make_group(closed, decision.keep)
+                group = make_group(self._book.close_chain(decision.chain_id), decision.keep)
+            elif decision.action == "drop":
+                self._book.close_chain(decision.chain_id)
+            elif decision.resume:
+                self._book.set_aside(decision.chain_id, decision.resume)
         self._batcher.add_round(len(outcome.rewards), group, finished.ticket, finished.version)
 
     def _roll_out(self, work: Sequence[Work]) -> list[Result]:
