@@ -28,6 +28,25 @@ setup:
     {{ bin }}/python -m pip install --quiet --no-deps --editable .
     echo "$stamp" > .venv/setup.stamp
 
+# Create .venv-sglang, for engines.kind=sglang: the locked versions on a CPU, a tested release where there is a GPU.
+[group('run')]
+sglang: setup
+    #!/usr/bin/env bash
+    set -euo pipefail
+    lock=pipeline/engines/sglang/requirements-cpu.lock
+    if compgen -G '/dev/nvidia[0-9]*' >/dev/null; then kind=gpu; else kind=cpu; fi
+    stamp="$kind $(sha256sum < $lock)"
+    if [ "$(cat .venv-sglang/sglang.stamp 2>/dev/null || true)" = "$stamp" ]; then exit 0; fi
+    [ -x .venv-sglang/bin/python ] || {{ bin }}/python -m venv .venv-sglang
+    pip=".venv-sglang/bin/python -m pip install --quiet"
+    if [ $kind = gpu ]; then
+        $pip "sglang>=0.5.6,<0.5.24"
+    else
+        $pip "$(grep '^torch==' $lock)"
+        $pip --no-deps --requirement $lock
+    fi
+    echo "$stamp" > .venv-sglang/sglang.stamp
+
 # Set up, then run the built-in job: `just demo seed=1 learner.lr=5e-5` passes settings on.
 [group('run')]
 demo *arguments: setup
@@ -35,8 +54,8 @@ demo *arguments: setup
 
 # Everything a change must pass: lint, types, import rules, tests.
 [group('develop')]
-test: setup lint types imports
-    {{ bin }}/python -m pytest -n 2
+test: setup sglang lint types imports
+    {{ bin }}/python -m pytest -n 2 --dist loadgroup
 
 # Style and formatting.
 [group('develop')]

@@ -74,6 +74,7 @@ def export_model_dir(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
     if directory.exists():
         return  # a restarted learner trains the same model, and engines may be reading it
     partial = directory.with_name(f".{directory.name}.partial")
+    model.config.architectures = [type(model).__name__]  # a model read from a .gguf file has none
     model.config.save_pretrained(partial)
     if model.generation_config is not None:
         model.generation_config.save_pretrained(partial)

@@ -51,6 +51,11 @@ class PeerSocket:
     def say_hello(self) -> None:
         self.send(self._hello)
 
+    def rejoin(self) -> None:
+        """Say Hello as if just started: the coordinator takes back all that was given to this peer."""
+        self._hello = msgspec.structs.replace(self._hello, boot_id=uuid.uuid4().hex)
+        self.say_hello()
+
     def send(self, message: Any) -> None:
         self._socket.send(_encode(message))
 

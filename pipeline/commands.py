@@ -14,6 +14,7 @@ from cyclopts import Parameter
 
 from pipeline import rundir
 from pipeline.config import Config, load_config
+from pipeline.engines.sglang.environment import find_python
 from pipeline.errors import ConfigError, NguError
 from pipeline.model_path import model_for_task, resolve_model_path
 from pipeline.progress import Progress, duration, number, of
@@ -123,7 +124,7 @@ def _new_run(arguments: tuple[str, ...], run_dir: Path | None, seed: int | None)
     if seed is not None:
         overrides.append(f"seed={seed}")
     config, task = _resolve_task(load_config(files[0] if files else None, overrides))
-    path = rundir.create(run_dir, _resolve_model(resolve_verifier(config)))
+    path = rundir.create(run_dir, _resolve_engines(_resolve_model(resolve_verifier(config))))
     list_set_aside(task, path)
     return path
 
@@ -163,6 +164,13 @@ def _resolve_model(config: Config) -> Config:
     if not path.startswith("builtin:"):
         path = str(found.absolute())
     return msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, path=path))
+
+
+def _resolve_engines(config: Config) -> Config:
+    if config.engines.kind != "sglang" or config.engines.urls:
+        return config
+    engines = msgspec.structs.replace(config.engines, python=find_python(config.engines))
+    return msgspec.structs.replace(config, engines=engines)
 
 
 def _foreground(run_dir: Path, resume: bool, live: bool) -> int:

@@ -78,11 +78,43 @@ class SamplingConfig(Section, frozen=True):
 
 
 class EnginesConfig(Section, frozen=True):
-    """`embedded` covers qwen2, qwen3 and llama architectures, `transformers` the rest, `fake` none at all (tests)."""
+    """`embedded` covers qwen2, qwen3 and llama architectures, `transformers` the rest, `sglang` has a server for each
+    engine (docs/SGLANG.md), `fake` needs no model (tests).
 
-    kind: Literal["auto", "embedded", "transformers", "fake"] = "auto"
+    The rest is for `sglang`. `kv = "recompute"` computes the cache of running requests anew after every update; `keep`,
+    the only way of the other kinds, leaves it. `tp` GPUs serve one engine, handed out from `gpus` in order (empty: from
+    0 on). `flags` go to the server as they are. `urls` names one running server an engine, instead of starting any.
+    `push` is how weights get there: `auto` is gloo to a CPU, NCCL where a GPU is left over, else a file both can read.
+    `python` is the interpreter that has sglang (empty: that of `just sglang`, else this one). A server that generates
+    nothing, or does not finish an update, for `hang_s` seconds is started again; keep it under daemon.hang_s.
+    """
+
+    kind: Literal["auto", "embedded", "transformers", "sglang", "fake"] = "auto"
     count: PositiveInt = 1
     slots: PositiveInt = 64
+    kv: Literal["keep", "recompute"] = "keep"
+    tp: PositiveInt = 1
+    gpus: tuple[NonNegativeInt, ...] = ()
+    flags: tuple[str, ...] = ()
+    urls: tuple[str, ...] = ()
+    push: Literal["auto", "gloo", "nccl", "disk"] = "auto"
+    python: str = ""
+    hang_s: Positive = 45.0
+
+    def __post_init__(self):
+        if self.kind != "sglang" and (self.kv != "keep" or self.gpus or self.flags or self.urls or self.tp != 1):
+            raise ValueError("kv, tp, gpus, flags and urls are for engines.kind = sglang")
+        if self.gpus and len(self.gpus) != self.count * self.tp:
+            raise ValueError(
+                f"gpus names {len(self.gpus)}, and {self.count} engines of {self.tp} need as many together"
+            )
+        if self.urls and len(self.urls) != self.count:
+            raise ValueError(f"urls names {len(self.urls)} servers and count is {self.count}: set them alike")
+
+    def gpus_of(self, index: int) -> tuple[int, ...]:
+        """The GPUs of engine number `index`, where there are any."""
+        mine = slice(index * self.tp, (index + 1) * self.tp)
+        return (self.gpus or tuple(range(self.count * self.tp)))[mine]
 
 
 ExtractRule = Literal["auto", "boxed", "hash", "answer"]
@@ -174,6 +206,8 @@ class Config(Section, frozen=True):
             raise ValueError(
                 "sampler.seq_multiplier goes on with completions that sampling.interruption ends: set only one of them"
             )
+        if self.engines.kind == "sglang" and self.engines.hang_s >= self.daemon.hang_s:
+            raise ValueError("engines.hang_s must be below daemon.hang_s, or the engine is killed with its server")
 
 
 # A table that only changes fields of the default alternative need not repeat its name.

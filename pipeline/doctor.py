@@ -6,6 +6,7 @@ import os
 import platform
 import shutil
 import socket
+import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -13,7 +14,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from pipeline.config import EnginesConfig
+from pipeline.engines.sglang.environment import find_python, has_gpu
+from pipeline.errors import ConfigError
+
 GIB = 1 << 30
+VERSION_OF_SGLANG = "from importlib.metadata import version; print(version('sglang'))"
 
 
 class Finding(NamedTuple):
@@ -134,12 +140,18 @@ def check_gpu() -> Iterator[Finding]:
 
 
 def check_sglang() -> Iterator[Finding]:
-    if find_spec("sglang") is not None:
-        yield Finding("ok", "sglang", f"{version('sglang')} in this environment")
-    elif (path := shutil.which("sglang")) is not None:
-        yield Finding("ok", "sglang", f"found at {path}")
+    try:
+        python = find_python(EnginesConfig(kind="sglang"))
+    except ConfigError:
+        yield Finding("ok", "sglang", "not installed; for engines.kind=sglang run `just sglang` (1.6 GB)")
+        return
+    done = subprocess.run([python, "-c", VERSION_OF_SGLANG], capture_output=True, text=True, check=False)
+    if done.returncode:
+        yield Finding("warn", "sglang", f"{python} has none; run `just sglang` to install it again")
+    elif has_gpu():
+        yield Finding("ok", "sglang", f"{done.stdout.strip()} in {python}")
     else:
-        yield Finding("ok", "sglang", "not found; the built-in engines need no server")
+        yield Finding("ok", "sglang", f"{done.stdout.strip()} in {python}, on the CPU")
 
 
 CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (

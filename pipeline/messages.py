@@ -286,12 +286,16 @@ class Judgements(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="ju
 
 
 class WeightsLoaded(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="weights_loaded"):
-    """An engine serves `policy_version`. `canary_error` is the largest absolute logprob difference."""
+    """An engine serves `policy_version`. `canary_error` is the largest absolute logprob difference.
+
+    `slots` is how many attempts it holds at once, where it knows that better than when it said Hello (0: it does not).
+    """
 
     policy_version: int
     stall_s: float
     canary_error: float
     num_in_flight: int
+    slots: int = 0
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="heartbeat"):

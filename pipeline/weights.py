@@ -9,7 +9,7 @@ import mmap
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import xxhash
@@ -102,13 +102,21 @@ def weights_checksum(state_dict: "Mapping[str, Tensor]") -> str:
     return xxhash.xxh3_64_hexdigest(save(_distinct(state_dict)))
 
 
-def read_weights(notice: WeightsNotice) -> "dict[str, Tensor]":
-    """The tensors of a notice, mapped without a copy (a write to one stays private to this process).
+class TensorEntry(NamedTuple):
+    """Where one tensor lies in a weights file: bytes `begin` to `end`. `dtype` is torch's name of it."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+    begin: int
+    end: int
+
+
+def open_weights(notice: WeightsNotice) -> tuple[mmap.mmap, list[TensorEntry]]:
+    """The announced bytes, mapped, and the tensors in them in the order of their place, which leaves no gaps.
 
     Raises WeightError when the file is missing, cut short or not the announced bytes.
     """
-    import torch
-
     view = _map(Path(notice.path))
     if len(view) != notice.num_bytes:
         raise WeightError(f"{notice.path}: {len(view)} bytes, announced {notice.num_bytes}; publish the version again")
@@ -116,18 +124,32 @@ def read_weights(notice: WeightsNotice) -> "dict[str, Tensor]":
         raise WeightError(f"{notice.path}: its bytes do not match the announced checksum; publish the version again")
     header_bytes = int.from_bytes(view[:8], "little")
     header = json.loads(view[8 : 8 + header_bytes])
-    tensors = {}
+    header.pop("__metadata__", None)
+    start = 8 + header_bytes
+    entries = []
     for name, entry in header.items():
-        if name == "__metadata__":
-            continue
-        dtype = getattr(torch, _DTYPES[entry["dtype"]])
         begin, end = entry["data_offsets"]
-        if begin == end:
-            tensors[name] = torch.empty(entry["shape"], dtype=dtype)
+        entries.append(TensorEntry(name, _DTYPES[entry["dtype"]], entry["shape"], start + begin, start + end))
+    return view, sorted(entries, key=lambda e: e.begin)
+
+
+def read_weights(notice: WeightsNotice) -> "dict[str, Tensor]":
+    """The tensors of a notice, mapped without a copy (a write to one stays private to this process).
+
+    Raises WeightError as `open_weights` does.
+    """
+    import torch
+
+    view, entries = open_weights(notice)
+    tensors = {}
+    for entry in entries:
+        dtype = getattr(torch, entry.dtype)
+        if entry.begin == entry.end:
+            tensors[entry.name] = torch.empty(entry.shape, dtype=dtype)
             continue
-        count = (end - begin) // dtype.itemsize
-        flat = torch.frombuffer(view, dtype=dtype, count=count, offset=8 + header_bytes + begin)
-        tensors[name] = flat.view(entry["shape"])
+        count = (entry.end - entry.begin) // dtype.itemsize
+        flat = torch.frombuffer(view, dtype=dtype, count=count, offset=entry.begin)
+        tensors[entry.name] = flat.view(entry.shape)
     return tensors
 
 

@@ -5,6 +5,7 @@ leave from there. With nothing in flight it sleeps on the socket.
 """
 
 import argparse
+import sys
 import time
 from pathlib import Path
 
@@ -34,8 +35,7 @@ from pipeline.role import run_role
 from pipeline.rundir import read_config
 
 HEARTBEAT_S = 1.0
-# Engine and learner add float32 in different orders; a wrong or stale tensor is off by far more.
-CANARY_TOLERANCE = 1e-3
+STARTING_S = 0.05  # between two looks at an engine whose server starts
 
 
 class Worker:
@@ -49,6 +49,7 @@ class Worker:
         self._work: list[Work] = []  # received and not yet with the engine
         self._notice: WeightsNotice | None = None  # the newest that is not loaded yet
         self._stopping = False
+        self._outside = False  # left the rotation; work that was sent before the coordinator knew is not taken
         self._next_beat = 0.0
 
     def run(self) -> None:
@@ -56,10 +57,14 @@ class Worker:
         try:
             self._socket.say_hello()
             while not self._stopping:
-                idle = not self._num_in_flight()
-                self._receive(max(0.0, self._next_beat - time.monotonic()) if idle else 0.0)
-                self._load()
-                self._step()
+                self._receive(self._patience())
+                try:
+                    self._load()
+                    self._step()
+                except EngineError as e:
+                    if not e.retryable:
+                        raise
+                    self._leave(e)
                 self._beat()
         except Exception as e:
             reason = e.message if isinstance(e, NguError) else f"{type(e).__name__}: {e}"
@@ -68,6 +73,20 @@ class Worker:
         finally:
             if self._engine is not None:
                 self._engine.close()
+
+    def _patience(self) -> float:
+        """Seconds to wait for a message."""
+        if self._num_in_flight():
+            return 0.0
+        if self._engine is not None and self._notice is not None:
+            return STARTING_S
+        return max(0.0, self._next_beat - time.monotonic())
+
+    def _leave(self, error: EngineError) -> None:
+        """Out of rotation: the coordinator gives our attempts to others and sends the weights, as to a new engine."""
+        print(f"{self._name}: {error.message}", file=sys.stderr, flush=True)
+        self._work, self._notice, self._outside = [], None, True
+        self._socket.rejoin()
 
     def _num_in_flight(self) -> int:
         return self._engine.num_in_flight if self._engine is not None else 0
@@ -82,7 +101,7 @@ class Worker:
     def _handle(self, message: ToPeer) -> None:
         match message:
             case WorkItems():
-                self._work += message.items
+                self._work += () if self._outside else message.items
             case Cancel():
                 cancelled = set(message.attempt_ids)
                 self._work = [w for w in self._work if w.attempt_id not in cancelled]
@@ -90,6 +109,7 @@ class Worker:
                     self._engine.cancel(message.attempt_ids)
             case NewWeights():
                 self._notice = message.notice  # one that was overtaken is skipped: its file may be gone
+                self._outside = False
             case Stop():
                 self._stopping = True
             case _:
@@ -98,6 +118,10 @@ class Worker:
     def _load(self) -> None:
         """Load the newest weights, if any; a failed load is tried once more, with newer ones if they came meanwhile."""
         if self._notice is None or self._stopping:
+            return
+        if self._engine is None:
+            self._engine = self._make_engine(self._notice.model_dir)
+        if not self._engine.ready:
             return
         problem = self._try_load(self._notice)
         if problem:
@@ -109,16 +133,15 @@ class Worker:
 
     def _try_load(self, notice: WeightsNotice) -> str:
         """Empty when the engine serves `notice` now, else what is wrong."""
-        if self._engine is None:
-            self._engine = self._make_engine(notice.model_dir)
+        assert self._engine is not None
         try:
             report = self._engine.load_weights(notice)
         except WeightError as e:
             return e.message
-        if not report.canary_error <= CANARY_TOLERANCE:
+        if not report.is_right:
             return (
                 f"weights {notice.policy_version}: the engine's logprobs differ from the learner's by "
-                f"{report.canary_error:.3g} (at most {CANARY_TOLERANCE:g} is rounding)"
+                f"{report.canary_error:.3g} (at most {report.tolerance:g} is rounding)"
             )
         self._report_load(report)
         return ""
@@ -128,8 +151,9 @@ class Worker:
         return make_engine(self._config.engines, model_dir, seed, self._config.model.chat_template, self._name)
 
     def _report_load(self, report: LoadReport) -> None:
-        loaded = WeightsLoaded(report.policy_version, report.stall_s, report.canary_error, self._num_in_flight())
-        self._socket.send(loaded)
+        assert self._engine is not None
+        stall_s, error, in_flight = report.stall_s, report.canary_error, self._engine.num_in_flight
+        self._socket.send(WeightsLoaded(report.policy_version, stall_s, error, in_flight, self._engine.slots))
 
     def _step(self) -> None:
         if self._engine is None or self._stopping:

@@ -23,7 +23,6 @@ from pipeline.tasks.show_your_work import SOURCE as SHOW_YOUR_WORK
 from pipeline.tasks.show_your_work import strategy
 from pipeline.verifiers.pool import VerifierPool
 from pipeline.weights import WeightPublisher
-from pipeline.worker import CANARY_TOLERANCE
 
 SHARED_MEMORY = Path("/dev/shm")
 # A rollout that could not be generated or judged is tried again this often, then it is missing.
@@ -53,10 +52,10 @@ def ready_engine(config: Config, model_path: str, name: str) -> Engine:
         seed = xxhash.xxh3_64_intdigest(f"{config.seed}/{name}".encode()) >> 1
         engine = make_engine(config.engines, str(model_dir), seed, config.model.chat_template, name)
         report = engine.load_weights(notice)
-    if not report.canary_error <= CANARY_TOLERANCE:
+    if not report.is_right:
         raise WeightError(
             f"{model_path}: the engine's logprobs differ from the model's by {report.canary_error:.3g} (at most "
-            f"{CANARY_TOLERANCE:g} is rounding); try engines.kind=transformers"
+            f"{report.tolerance:g} is rounding); try engines.kind=transformers"
         )
     return engine
 

@@ -219,7 +219,7 @@ class Coordinator:
 
     def _on_weights_loaded(self, name: str, message: WeightsLoaded) -> None:
         if name not in self.engine_versions:  # an engine takes work only once it has weights
-            self.flow.work.add_peer(name, self.peers[name].slots)
+            self.flow.work.add_peer(name, message.slots or self.peers[name].slots)
         self.engine_versions[name] = message.policy_version
         self.tally.weights_loaded(message)
 
@@ -271,6 +271,7 @@ class Coordinator:
     def _write_step(self, metrics: dict[str, float]) -> None:
         gauges = {f"queue/{k}": float(v) for k, v in self.queues().items()}
         gauges |= {f"sampler/{k}": v for k, v in self.sampler.stats().items()}
+        gauges |= {f"{name}/{k}": v for name in self.engine_versions for k, v in self.peer_stats.get(name, {}).items()}
         self._write("step", time=time.time(), metrics=self.tally.step_metrics(metrics) | gauges)
 
     def _write(self, kind: str, **fields: Any) -> None:

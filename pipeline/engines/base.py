@@ -11,6 +11,9 @@ import msgspec
 
 from pipeline.messages import Rollout, WeightsNotice, Work
 
+# Engine and learner add float32 in different orders; a wrong or stale tensor is off by far more.
+CANARY_TOLERANCE = 1e-3
+
 
 class Failure(msgspec.Struct, frozen=True):
     """An attempt the engine could not run. Not retryable: the problem itself cannot run (its prompt is too long)."""
@@ -21,11 +24,19 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class LoadReport(msgspec.Struct, frozen=True):
-    """What a weight load did: seconds decoding stood still, and the canary's largest absolute logprob difference."""
+    """What a weight load did: seconds decoding stood still, and the canary's largest absolute logprob difference.
+
+    Above `tolerance` the difference is more than rounding, and no token of these weights may leave the engine.
+    """
 
     policy_version: int
     stall_s: float
     canary_error: float
+    tolerance: float = CANARY_TOLERANCE
+
+    @property
+    def is_right(self) -> bool:
+        return self.canary_error <= self.tolerance
 
 
 class Engine(Protocol):
@@ -42,9 +53,17 @@ class Engine(Protocol):
       interrupted again.
 
     `max_new_tokens` bounds the sampled tokens of the whole completion in any case.
+
+    An engine with a server of its own may lose it: `step` and `load_weights` then raise a retryable EngineError, once,
+    with every attempt forgotten, and the engine wants weights again before it takes work.
     """
 
     slots: int
+
+    @property
+    def ready(self) -> bool:
+        """Whether weights can be loaded now; False while a server starts. `load_weights` waits for it."""
+        ...
 
     def submit(self, work: Sequence[Work]) -> None:
         """Accept attempts; those beyond the free slots wait inside. Needs weights to have been loaded once.
@@ -74,7 +93,9 @@ class Engine(Protocol):
         ...
 
     def stats(self) -> dict[str, float]:
-        """Counters since start: `tokens`, `rollouts`, `busy_s`, `decode_steps`, and the gauge `slots_used`."""
+        """Counters since start: `tokens`, `rollouts`, `busy_s`, `decode_steps` where the engine sees them, and the
+        gauge `slots_used`.
+        """
         ...
 
     def close(self) -> None: ...

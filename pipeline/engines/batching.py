@@ -53,6 +53,8 @@ class Decoder(Protocol):
 class BatchingEngine:
     """The `Engine` seam over a `Decoder`, in one thread. The same seed and calls give the same rollouts."""
 
+    ready = True
+
     def __init__(self, decoder: Decoder, codec: PromptCodec, slots: int, seed: int, engine_id: str):
         self.slots = slots
         self._decoder = decoder

@@ -42,6 +42,8 @@ class _Running(msgspec.Struct):
 
 
 class FakeEngine:
+    ready = True
+
     def __init__(self, slots: int, seed: int, engine_id: str = "fake", script: FakeScript | None = None):
         self.slots = slots
         self.engine_id = engine_id

@@ -24,6 +24,9 @@ def make_engine(
 
         return FakeEngine(config.slots, seed, engine_id)
 
+    if config.kind == "sglang":
+        return _make_sglang(config, model_dir, seed, chat_template, engine_id)
+
     import torch
 
     from pipeline.engines.batching import BatchingEngine
@@ -43,6 +46,22 @@ def make_engine(
     else:
         decoder = EmbeddedDecoder(model_config, config.slots, device)
     return BatchingEngine(decoder, PromptCodec(model_dir, chat_template), config.slots, seed, engine_id)
+
+
+def _make_sglang(
+    config: EnginesConfig, model_dir: str, seed: int, chat_template: Literal["auto", "never"], engine_id: str
+) -> Engine:
+    import torch
+
+    from pipeline.engines.sglang.engine import SGLangEngine
+    from pipeline.engines.sglang.server import make_server
+    from pipeline.tokenization import PromptCodec
+
+    number = engine_id.rpartition("-")[2]
+    server = make_server(config, model_dir, int(number) if number.isdecimal() else 0, seed)
+    served = {gpu for index in range(config.count) for gpu in config.gpus_of(index)}
+    num_spare_gpus = len(set(range(torch.cuda.device_count())) - served)
+    return SGLangEngine(config, PromptCodec(model_dir, chat_template), server, engine_id, num_spare_gpus)
 
 
 def _read_model_config(model_dir: str) -> Any:

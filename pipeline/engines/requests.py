@@ -85,6 +85,12 @@ class Request:
     def num_sampled(self) -> int:
         return len(self._ids) - self._num_forced
 
+    @property
+    def num_until_look(self) -> int:
+        """Tokens that may be sampled before `finish_reason` or `due_interruption` can have news; at least 1."""
+        left = self._limit - self.num_sampled
+        return left if self._due is None else min(left, max(1, self._due.position - len(self._ids)))
+
     def start(self) -> None:
         self._started_ns = time.time_ns()
 

@@ -76,14 +76,17 @@ def tiny_model(kind: str, seed: int) -> PreTrainedModel:
     return model
 
 
-def save_model_dir(directory: Path, kind: str, has_eos: bool = True) -> Path:
+def save_model_dir(directory: Path, kind: str, has_eos: bool = True, max_positions: int = MAX_POSITIONS) -> Path:
     """Config and tokenizer without weights, as the learner leaves them for engines."""
     tokenizer = Tokenizer(models.WordLevel({t: i for i, t in enumerate(TOKENS)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"<eos>|\\boxed\{|."), "isolated")
     tokenizer.decoder = decoders.Fuse()
     special = {"pad_token": "<pad>", "unk_token": "<unk>"} | ({"eos_token": "<eos>"} if has_eos else {})
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special).save_pretrained(directory)
-    tiny_config(kind).save_pretrained(directory)
+    config = tiny_config(kind)
+    config.max_position_embeddings = max_positions
+    config.architectures = [type(tiny_model(kind, seed=0)).__name__]
+    config.save_pretrained(directory)
     return directory
 
 
@@ -95,18 +98,26 @@ def teacher_forced(model: PreTrainedModel, ids: list[int], temperature: float = 
 
 
 def kept_cache_logprobs(versions: Mapping[int, PreTrainedModel], rollout: Rollout, temperature: float) -> np.ndarray:
-    """The completion's logprobs token by token, each under its own version, over one cache that is never recomputed."""
+    """The completion's logprobs, each under its own version, over one cache that is never recomputed.
+
+    One pass a span: it reads the token before the span and those in it but the last, which is what an engine reads
+    while it samples the span.
+    """
     any_model = next(iter(versions.values()))
     cache_name = "cache" if "cache" in inspect.signature(any_model.forward).parameters else "past_key_values"
     cache = DynamicCache(config=any_model.config)
+    completion = rollout.completion_array().tolist()
+    ends = [span.start for span in rollout.version_spans[1:]] + [len(completion)]
     read = rollout.prompt_array().tolist()
     logprobs = []
     with torch.inference_mode():
-        for token, version in zip(rollout.completion_array().tolist(), rollout.version_array().tolist(), strict=True):
-            inputs: dict[str, Any] = {"input_ids": torch.tensor([read]), "use_cache": True, cache_name: cache}
-            logits = versions[version](**inputs).logits[0, -1].float()
-            logprobs.append(float(torch.log_softmax(logits / temperature, -1)[token]))
-            read = [token]
+        for span, end in zip(rollout.version_spans, ends, strict=True):
+            ids = read + completion[span.start : end - 1]
+            inputs: dict[str, Any] = {"input_ids": torch.tensor([ids]), "use_cache": True, cache_name: cache}
+            logits = versions[span.policy_version](**inputs).logits[0, -(end - span.start) :].float()
+            tokens = torch.tensor(completion[span.start : end])[:, None]
+            logprobs += torch.log_softmax(logits / temperature, -1).gather(1, tokens).squeeze(1).tolist()
+            read = [completion[end - 1]]
     return np.array(logprobs, dtype=np.float32)
 
 

@@ -73,6 +73,10 @@ def test_a_bare_word_is_a_string():
         ("sampler.kind=nope", "nope"),
         ("learner.lr=fast", r"\[learner.lr\] expected `float`, got `str`"),
         ("engines.slots=0", r"\[engines.slots\]"),
+        ("engines.kv=recompute", r"\[engines\] kv, tp, gpus, flags and urls are for engines.kind = sglang"),
+        ('engines={kind="sglang", count=2, gpus=[0]}', r"\[engines\] gpus names 1, and 2 engines of 1"),
+        ('engines={kind="sglang", hang_s=60.0}', "engines.hang_s must be below daemon.hang_s"),
+        ('engines={kind="sglang", urls=["http://a", "http://b"]}', r"\[engines\] urls names 2 servers and count is 1"),
         ("sampling.temperature=0", "temperature must be above 0"),
         ("sampling.temperature=nan", "temperature must be above 0"),
         ("sampling.top_p=0.9", "top_p, top_k and min_p must stay"),
@@ -110,3 +114,10 @@ def test_missing_and_unreadable_files(tmp_path):
         load_config(bad)
     with pytest.raises(ConfigError, match="not a readable TOML file"):
         load_config(tmp_path)
+
+
+def test_gpus_are_handed_out_to_engines_in_order():
+    engines = load_config(None, ['engines={kind="sglang", count=2, tp=2, gpus=[4, 5, 6, 7]}']).engines
+    assert [engines.gpus_of(i) for i in (0, 1)] == [(4, 5), (6, 7)]
+    engines = load_config(None, ['engines={kind="sglang", count=3}']).engines
+    assert engines.gpus_of(2) == (2,)

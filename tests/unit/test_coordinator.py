@@ -7,7 +7,7 @@ from pipeline.checkpoints import latest
 from pipeline.config import Config, parse_config
 from pipeline.engines.fake import FakeScript
 from pipeline.errors import RunFailed
-from pipeline.messages import Batch, Cancel, Hello, NewWeights, Stop, WorkItems
+from pipeline.messages import Batch, Cancel, Hello, NewWeights, Stop, WeightsLoaded, WorkItems
 
 
 def config(**changes) -> Config:
@@ -229,3 +229,10 @@ def test_batches_with_nothing_to_train_on_do_not_end_a_run_before_its_budget(tmp
     run.run()
     assert run.coordinator.state == "finished"
     assert run.ledger.counts["launched"] == cfg.max_rollouts
+
+
+def test_an_engine_holds_what_it_says_with_its_weights_not_with_hello(tmp_path):
+    run = Simulation(tmp_path, config(), num_engines=1)
+    run.inbox.append(("engine-0", WeightsLoaded(0, 0.0, 0.0, 0, slots=3)))
+    run.coordinator.turn(0.0)
+    assert run.coordinator.flow.work.num_slots == 3

@@ -7,7 +7,8 @@ import torch
 from tiny_models import publish, save_model_dir, teacher_forced, tiny_model, work
 
 from pipeline.config import Config, EnginesConfig
-from pipeline.errors import WeightError
+from pipeline.engines.fake import FakeEngine
+from pipeline.errors import EngineError, WeightError
 from pipeline.messages import (
     AttemptFailed,
     Cancel,
@@ -36,6 +37,9 @@ class ScriptedSocket:
 
     def say_hello(self):
         self.sent.append("hello")
+
+    def rejoin(self):
+        self.sent.append("hello again")
 
     def send(self, message):
         self.sent.append(message)
@@ -130,3 +134,51 @@ def test_a_message_for_another_role_ends_the_worker_with_one_line():
         Worker(Config(engines=EnginesConfig(kind="fake", slots=2)), "engine-0", socket).run()
     (failed,) = socket.of(PeerFailed)
     assert "\n" not in failed.reason
+
+
+class LosingEngine(FakeEngine):
+    """Loses its server at the third step, and is ready again at the third look."""
+
+    def __init__(self, retryable=True):
+        super().__init__(slots=2, seed=0, engine_id="engine-0")
+        self.slots = 5
+        self.retryable = retryable
+        self.steps, self.looks = 0, 3
+
+    @property
+    def ready(self):
+        self.looks += 1
+        return self.looks >= 3
+
+    def step(self):
+        self.steps += 1
+        if self.steps == 3:
+            self.cancel(list(self._running) + [w.attempt_id for w in self._waiting])
+            self.looks = 0
+            raise EngineError("the server died", self.retryable)
+        return super().step()
+
+
+def test_an_engine_that_loses_its_server_leaves_the_rotation_and_comes_back_with_weights(weights, monkeypatch, capfd):
+    engine = LosingEngine()
+    monkeypatch.setattr("pipeline.worker.make_engine", lambda *arguments: engine)
+    notice, early = NewWeights(weights(0)), WorkItems((work(0, "ab", 40),))
+    late, after = WorkItems((work(1, "ab"),)), WorkItems((work(2, "ab"),))
+    # `late` was sent before the coordinator heard of the loss.
+    socket = run("fake", notice, early, *[None] * 3, late, None, notice, *[None] * 5, after, *[None] * 40, Stop(), None)
+    assert [m.slots for m in socket.of(WeightsLoaded)] == [5, 5]
+    order = [m for m in socket.sent if m in ("hello", "hello again") or isinstance(m, WeightsLoaded | Rollouts)]
+    assert [m if isinstance(m, str) else type(m).__name__ for m in order] == [
+        *("hello", "WeightsLoaded", "hello again", "WeightsLoaded", "Rollouts")
+    ]
+    assert [r.attempt_id for m in socket.of(Rollouts) for r in m.rollouts] == [2]
+    assert "the server died" in capfd.readouterr().err
+
+
+def test_an_engine_that_is_lost_for_good_ends_the_worker(weights, monkeypatch):
+    engine = LosingEngine(retryable=False)
+    monkeypatch.setattr("pipeline.worker.make_engine", lambda *arguments: engine)
+    socket = ScriptedSocket(NewWeights(weights(0)), WorkItems((work(0, "ab", 40),)), *[None] * 9)
+    with pytest.raises(EngineError, match="the server died"):
+        Worker(Config(engines=EnginesConfig(kind="fake", slots=2)), "engine-0", socket).run()
+    assert socket.of(PeerFailed)

@@ -1,0 +1,62 @@
+"""HTTP to one SGLang server: JSON both ways, a deadline on every call, one error type."""
+
+import asyncio
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from pipeline.errors import EngineError
+
+
+class Refused(EngineError):
+    """The server answered, with a status that is not a success. `status` 400 to 499 means that it disliked the call."""
+
+    def __init__(self, message: str, status: int):
+        super().__init__(message, retryable=status >= 500)
+        self.status = status
+
+    def __reduce__(self):
+        return (type(self), (self.message, self.status))
+
+
+class Client:
+    """Belongs to one event loop. Raises `Refused` for an error status and EngineError when there is no answer."""
+
+    def __init__(self, url: str):
+        self.url = url.rstrip("/")
+        # As many connections as there are requests, and no deadline but the one of each call.
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
+        )
+
+    async def get(self, path: str, deadline_s: float) -> Any:
+        return await self._call("GET", path, None, deadline_s)
+
+    async def post(self, path: str, body: dict[str, Any], deadline_s: float | None) -> Any:
+        return await self._call("POST", path, body, deadline_s)
+
+    async def _call(self, method: str, path: str, body: dict[str, Any] | None, deadline_s: float | None) -> Any:
+        data = None if body is None else msgspec.json.encode(body)
+        headers = {"Content-Type": "application/json"}
+        try:
+            async with (
+                asyncio.timeout(deadline_s),
+                self._session.request(method, self.url + path, data=data, headers=headers) as response,
+            ):
+                answer = await response.read()
+                status = response.status
+        except TimeoutError:
+            raise EngineError(f"{self.url}{path} gave no answer within {deadline_s:g} s") from None
+        except aiohttp.ClientError as e:
+            raise EngineError(f"{self.url}{path} cannot be reached: {e or type(e).__name__}") from None
+        if status >= 400:
+            text = " ".join(answer.decode(errors="replace").split())
+            raise Refused(f"{self.url}{path} answered {status}: {text[:300]}", status)
+        try:
+            return msgspec.json.decode(answer) if answer else None
+        except msgspec.DecodeError as e:
+            raise EngineError(f"{self.url}{path} answered what is not JSON: {e}") from None
+
+    async def close(self) -> None:
+        await self._session.close()

@@ -1,0 +1,179 @@
+"""The server behind an engine: a process group of our own, or one that somebody else runs at a URL."""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Protocol
+
+from pipeline.config import EnginesConfig
+from pipeline.engines.sglang import launcher
+from pipeline.engines.sglang.environment import find_python, has_gpu
+
+STOP_GRACE_S = 2.0
+# Enough cache on a machine without a GPU, where SGLang would take a share of the memory that others need.
+MAX_CPU_CACHE_TOKENS = 1 << 16
+CPU_FLAGS = (
+    *("--device", "cpu", "--attention-backend", "torch_native", "--sampling-backend", "pytorch"),
+    *("--dtype", "float32", "--sleep-on-idle"),
+)
+FLAGS = (
+    # The learner's first weights replace random ones: nothing is read twice, and a restart needs no checkpoint.
+    *("--load-format", "dummy", "--skip-tokenizer-init", "--skip-server-warmup"),
+    # The overlapping one labels the first token after an update with the version of the second.
+    "--disable-overlap-schedule",
+    # A request that is sent just before an update would start after it from prompts cached under the weights before.
+    "--disable-radix-cache",
+)
+
+
+class Server(Protocol):
+    """What the engine needs to know of its server besides HTTP."""
+
+    url: str
+    is_owned: bool
+
+    def start(self) -> None:
+        """Begin to start it, if it is ours; it answers some time later."""
+        ...
+
+    def why_dead(self) -> str:
+        """How the process ended; empty while it lives, or when that cannot be known."""
+        ...
+
+    def stop(self) -> None:
+        """End it, with all its children, if it is ours."""
+        ...
+
+
+class AttachedServer:
+    is_owned = False
+
+    def __init__(self, url: str):
+        self.url = url
+
+    def start(self) -> None: ...
+
+    def why_dead(self) -> str:
+        return ""
+
+    def stop(self) -> None: ...
+
+
+class OwnedServer:
+    """Started by `python launcher.py`; killed with its worker, its scratch files removed with it."""
+
+    is_owned = True
+
+    def __init__(self, config: EnginesConfig, model_dir: str, index: int, seed: int):
+        self._python = find_python(config)
+        self._config = config
+        self._model_dir = model_dir
+        self._index = index
+        self._seed = seed % (1 << 31)
+        self._process: subprocess.Popen | None = None
+        self._scratch: Path | None = None
+        # In a run the logs of all its processes lie here; elsewhere the last line is all that is ever read of it.
+        self._log = Path("logs", f"engine-{index}-server.log").absolute() if Path("logs").is_dir() else None
+        self.url = ""
+
+    def start(self) -> None:
+        """A free port each time: the old one may linger in a closing state."""
+        self.stop()
+        self._scratch = Path(tempfile.mkdtemp(prefix="ngu-sglang-"))
+        port = _free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        with self._open_log() as log:
+            self._process = subprocess.Popen(
+                [self._python, launcher.__file__, *self._flags(port)],
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+            )
+
+    def _flags(self, port: int) -> list[str]:
+        config = self._config
+        flags = ["--model-path", self._model_dir, "--host", "127.0.0.1", "--port", str(port), *FLAGS]
+        # One more than the slots: the canary must not wait until a rollout ends.
+        flags += ["--max-running-requests", str(config.slots + 1), "--tp-size", str(config.tp)]
+        flags += ["--random-seed", str(self._seed)]
+        if not has_gpu():
+            tokens = min(MAX_CPU_CACHE_TOKENS, (config.slots + 1) * _max_positions(self._model_dir))
+            flags += [*CPU_FLAGS, "--max-total-tokens", str(tokens)]
+        return [*flags, *config.flags]
+
+    def _environment(self) -> dict[str, str]:
+        assert self._scratch is not None
+        ours = {launcher.PARENT_ENV: str(os.getpid()), "TMPDIR": str(self._scratch), "HF_HUB_OFFLINE": "1"}
+        # A server answers requests of this project only; the interpreter is another than ours.
+        kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
+        if has_gpu():
+            ours["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self._config.gpus_of(self._index)))
+        return kept | ours
+
+    def _open_log(self) -> IO[bytes]:
+        assert self._scratch is not None
+        return (self._log or self._scratch / "server.log").open("ab")
+
+    def why_dead(self) -> str:
+        assert self._process is not None
+        status = self._process.poll()
+        if status is None:
+            return ""
+        how = f"was killed by signal {-status}" if status < 0 else f"exited with {status}"
+        return f"the SGLang server {how} ({self._last_words()})"
+
+    def _last_words(self) -> str:
+        assert self._scratch is not None
+        path = self._log or self._scratch / "server.log"
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - (1 << 14)))
+            lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+        errors = [line for line in lines if "Error" in line]
+        return (errors or lines or [f"nothing in {path}"])[-1].strip()[:300]
+
+    def stop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            if process.poll() is None:
+                process.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(STOP_GRACE_S)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        self._remove_scratch()
+
+    def _remove_scratch(self) -> None:
+        """What a killed server leaves: its temporary files, and the shared memory that it named after one of them."""
+        scratch, self._scratch = self._scratch, None
+        if scratch is None:
+            return
+        for file in scratch.iterdir():
+            for segment in Path("/dev/shm").glob(f"sglang_loads_{file.name}_*"):
+                segment.unlink(missing_ok=True)
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def make_server(config: EnginesConfig, model_dir: str, index: int, seed: int) -> Server:
+    """Raises ConfigError when this machine has no SGLang to start."""
+    return AttachedServer(config.urls[index]) if config.urls else OwnedServer(config, model_dir, index, seed)
+
+
+def _max_positions(model_dir: str) -> int:
+    config: Mapping[str, int] = json.loads(Path(model_dir, "config.json").read_text())
+    return config.get("max_position_embeddings") or MAX_CPU_CACHE_TOKENS
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

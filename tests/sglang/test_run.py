@@ -1,0 +1,63 @@
+"""A whole run on SGLang, whose server is killed in the middle."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from sglang_bench import servers_of
+
+from pipeline import rundir
+from pipeline.metrics import current_records, read_records
+
+STEPS = 5
+SETTINGS = [
+    *("engines.kind=sglang", "engines.slots=32", "max_rollouts=20000", f"max_steps={STEPS}"),
+    *("learner.batch_size=48", "sampling.max_new_tokens=40", "task.eval_per_level=1"),
+    *("eval.every_steps=0", "eval.final_num_rollouts=1", "daemon.checkpoint_every_steps=0"),
+]
+
+
+def wait_until(condition, process: subprocess.Popen) -> float:
+    """Returns how long it took."""
+    start = time.monotonic()
+    while not condition():
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.05)
+    return time.monotonic() - start
+
+
+def test_a_run_goes_on_when_its_server_is_killed(environment, tmp_path):
+    run = tmp_path / "run"
+    ngu = [sys.executable, "-m", "pipeline.cli"]
+    process = subprocess.Popen(
+        [*ngu, "train", "--no-tui", "--run-dir", str(run), *SETTINGS],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        wait_until((run / "status.json").exists, process)
+        wait_until(lambda: rundir.read_status(run)["step"] >= 2, process)
+        (server,) = servers_of(run / "model")
+        os.kill(server, signal.SIGKILL)
+        noticed_s = wait_until(lambda: not rundir.read_status(run)["engines"], process)
+        back_s = wait_until(lambda: rundir.read_status(run)["engines"], process)
+        print(f"kill -9 of the server: noticed after {noticed_s:.1f} s, in rotation again {back_s:.1f} s later")
+        output, _ = process.communicate()
+    finally:
+        process.kill()
+        process.communicate()
+    assert process.returncode == 0, output
+    assert servers_of(run / "model") == []
+    done = subprocess.run([*ngu, "ledger", str(run), "--verify"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert "+ 0 open" in done.stdout
+    steps = [r for r in current_records(read_records(run / "metrics.jsonl")) if r["kind"] == "step"]
+    assert [r["step"] for r in steps] == list(range(1, STEPS + 1))
+    assert steps[-1]["metrics"]["weights/canary_error"] < 1e-4
+    assert steps[-1]["metrics"]["engine-0/update_count"] >= 1
+    # The first step trains on what the very weights it holds have sampled.
+    assert abs(steps[0]["metrics"]["ess"] - 1.0) < 1e-3
+    assert "the SGLang server was killed by signal 9" in (run / "logs" / "engine-0.log").read_text()
