@@ -12,7 +12,7 @@ from learner.learner import Learner
 from pipeline.engines.batching import BatchingEngine
 from pipeline.engines.embedded.decoder import EmbeddedDecoder
 from pipeline.learner_config import EntropyConfig, KlConfig, LearnerConfig
-from pipeline.messages import Group, Verdict, pack_logprobs
+from pipeline.messages import Group, Interruption, Verdict, pack_logprobs
 from pipeline.tokenization import PromptCodec
 from pipeline.weights import WeightPublisher
 
@@ -192,3 +192,26 @@ def test_lag_zero_is_a_plain_synchronous_loop(tmp_path, terms):
     ours, theirs = (torch.nn.utils.parameters_to_vector(m.parameters()).detach() for m in (learner.model, plain))
     assert (theirs - start).abs().max() > 5e-4 and math.isfinite(float(ours.sum()))
     torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
+
+
+def test_interrupted_and_continued_rollouts_have_ratio_one_under_the_weights_that_sampled_them(tmp_path):
+    """A forced token in any mean, or a prefix whose logprobs moved, would show as a ratio far from 1."""
+    loop, model = Loop(tmp_path), tiny_model("qwen2", seed=0)
+    cut = Interruption(position=3, phrase="abc", thought_end="}", answer_tokens=3)
+    loop.load(model, 0)
+    loop.engine.submit([work(i, PROMPTS[i // 4 % 3], 12, interruption=cut) for i in range(32)])
+    loop.engine.submit([work(i, PROMPTS[i // 4 % 3], 4) for i in range(32, 64)])
+    first = loop.drain()
+    unfinished = [r for r in first if r.attempt_id >= 32 and r.finish_reason == "length"]
+    loop.engine.submit(
+        [work(r.attempt_id, PROMPTS[r.attempt_id // 4 % 3], 9, prefix=r.as_prefix()) for r in unfinished]
+    )
+    continued = loop.drain()
+    kept = [r for r in first if r.attempt_id not in {u.attempt_id for u in unfinished}]
+    assert len(continued) > 8 and sum(bool(r.forced_spans) for r in kept) > 8
+    metrics = frozen(model, version=0).step(groups_of(kept + continued)).metrics
+    assert metrics["ratio_max"] == pytest.approx(1.0, abs=1e-4)
+    assert metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
+    assert metrics["num_tokens"] == sum(int(r.sampled_array().sum()) for r in kept + continued)
+    assert metrics["interrupted_frac"] > 0 and metrics["grad_norm"] > 0
+    loop.publisher.close()
