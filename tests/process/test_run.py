@@ -128,6 +128,18 @@ def test_a_run_leaves_everything_a_user_was_promised(start):
     assert AutoTokenizer.from_pretrained(checkpoint).decode([1]) is not None
 
 
+def test_a_run_with_interruptions_trains_on_what_was_sampled(start):
+    cut = '{min_tokens=4, max_tokens=30, answer_tokens=10, phrase="\\n\\\\boxed{", thought_end="\\\\boxed{"}'
+    run = start("max_rollouts=20000", "max_steps=2", "staleness.max_lag=0", f"sampling.interruption={cut}")
+    run.end()
+    steps = [r["metrics"] for r in read_records(run.dir / "metrics.jsonl") if r["kind"] == "step"]
+    assert len(steps) == 2
+    assert any(m["interrupted_frac"] > 0 for m in steps)
+    assert all(m["grad_norm"] > 0 and m["skipped"] == 0 for m in steps)
+    # All of the first step is of the first weights: a ratio off 1 would be that of a token that nobody sampled.
+    assert steps[0]["ratio_max"] == pytest.approx(1.0, abs=1e-3)
+
+
 def test_stop_then_resume_goes_on_where_it_was(start):
     run = start("max_rollouts=20000", f"max_steps={STEPS}", "sampler.max_attempts=16")
     run.wait_until(lambda s: s.get("step", 0) >= 2)
