@@ -1,4 +1,4 @@
-"""Problems from a JSON-lines file: of questions and answers, or (`pipeline.tasks.code`) of questions and tests."""
+"""Problems from a data file: of questions and answers, or (`pipeline.tasks.code`) of questions and tests."""
 
 import hashlib
 import random
@@ -78,7 +78,7 @@ class FileTask:
     def _read(self, path: str, id_prefix: str) -> list[Problem]:
         """Every line that can be answered as a problem `<stem>:<line>`; raises ConfigError naming line and field."""
         problems = []
-        for row in read_rows(path, "set task.path to a JSON-lines file"):
+        for row in read_rows(path, "set task.path to a JSON-lines or Parquet file"):
             problem = self._problem(row, f"{id_prefix}{Path(path).stem}:{row.number}")
             if why := self._refuse(problem.answer):
                 self.set_aside.append(SetAside(problem.problem_id, problem.answer, why))

@@ -17,7 +17,7 @@ class ShowYourWorkConfig(
 
 
 class FileConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What every task from a JSON-lines file has; see `JsonlConfig`."""
+    """What every task from a data file has; see `JsonlConfig`."""
 
     path: str
     eval_path: str = ""
@@ -28,7 +28,9 @@ class FileConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class JsonlConfig(FileConfig, frozen=True, tag_field="kind", tag="jsonl"):
-    """Questions and answers from a JSON-lines file; of an answer in the GSM8K form (`... #### 42`) only the 42 counts.
+    r"""Questions and answers from JSON lines, a `.parquet` file, a directory of them or one saved by `datasets`.
+
+    Of an answer that is a worked solution only what follows `####`, or stands in its last `\boxed{}`, counts.
 
     `level_field` names an optional field used as the difficulty bucket. `eval_path` is a second file to evaluate on;
     without it `eval_size` problems are held out of `path`. `prompt_template` must contain `{question}`.
@@ -39,7 +41,7 @@ class JsonlConfig(FileConfig, frozen=True, tag_field="kind", tag="jsonl"):
 
 
 class CodeConfig(FileConfig, frozen=True, tag_field="kind", tag="code"):
-    """Programming problems in Python from a JSON-lines file, run in a sandbox and rewarded test by test.
+    """Programming problems in Python from a data file, run in a sandbox and rewarded test by test.
 
     `tests_field` holds a list: `{"input": text, "output": text}` feeds a program's stdin and compares its stdout; a
     string is Python that runs after the program and fails by raising. The last fenced block of a completion is the

@@ -1,14 +1,16 @@
-"""Reading JSON-lines files: one object a line, and errors that name the file, the line and the field."""
+"""Reading data files (JSON lines, or a table): errors name the file, the line or row, and the field."""
 
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.errors import ConfigError
+from pipeline.tasks.tables import is_table, read_table
+from pipeline.verifiers.extract import last_boxed
 
 
 class Row(NamedTuple):
-    """One line; `number` counts from 1, `where` names file and line in errors."""
+    """One line or row; `number` counts from 1, `where` names file and line in errors."""
 
     number: int
     where: str
@@ -29,32 +31,41 @@ class Row(NamedTuple):
         return str(value).strip()
 
     def gold(self, name: str, option: str) -> str:
-        """The right answer; of the GSM8K form (`working #### 42`) what follows `####`."""
-        gold = self.text(name, option).rpartition("####")[2].strip()
+        r"""The right answer: of a worked solution what follows the last `####` or stands in its last `\boxed{}`."""
+        text = self.text(name, option)
+        gold = text.rpartition("####")[2].strip()
         if not gold:
             raise ConfigError(f"{self.where}: nothing follows #### in field {name!r}")
-        return gold
+        return last_boxed(gold) or gold
 
 
 def read_rows(path: str, remedy: str) -> list[Row]:
-    """Every line that is not blank; raises ConfigError when there is none or one is no JSON object.
+    """Every row of a table, or line that is not blank; raises ConfigError for none, or a line that is no JSON object.
 
     `remedy` says what to do about a missing file.
     """
+    if is_table(Path(path)) and Path(path).exists():
+        fields = enumerate(read_table(Path(path)), start=1)
+        rows = [Row(number, f"{path}, row {number}", row) for number, row in fields]
+    else:
+        rows = _read_lines(path, remedy)
+    if not rows:
+        raise ConfigError(f"{path}: empty; it needs at least one line or row")
+    return rows
+
+
+def _read_lines(path: str, remedy: str) -> list[Row]:
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file; {remedy}") from None
     except (OSError, UnicodeDecodeError) as e:
         raise ConfigError(f"{path}: not a readable UTF-8 text file: {e}") from None
-    rows = [
+    return [
         Row(number, f"{path}, line {number}", _object(line, f"{path}, line {number}"))
         for number, line in enumerate(lines, start=1)
         if line.strip()
     ]
-    if not rows:
-        raise ConfigError(f"{path}: empty; it needs at least one line")
-    return rows
 
 
 def _object(line: str, where: str) -> dict[str, Any]:

@@ -69,9 +69,9 @@ def verify(
     Parameters
     ----------
     file:
-        JSON lines, one answer each.
+        JSON lines or a Parquet file, one answer each.
     gold:
-        The field with the right answer; of `working #### 42` only the 42 counts.
+        The field with the right answer; of `working #### 42` or `working \boxed{42}` only the 42 counts.
     answer:
         The field with the text to judge.
     label:
