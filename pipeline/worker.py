@@ -50,6 +50,7 @@ class Worker:
         self._notice: WeightsNotice | None = None  # the newest that is not loaded yet
         self._stopping = False
         self._outside = False  # left the rotation; work that was sent before the coordinator knew is not taken
+        self._left_at: float | None = None
         self._next_beat = 0.0
 
     def run(self) -> None:
@@ -85,6 +86,7 @@ class Worker:
     def _leave(self, error: EngineError) -> None:
         """Out of rotation: the coordinator gives our attempts to others and sends the weights, as to a new engine."""
         print(f"{self._name}: {error.message}", file=sys.stderr, flush=True)
+        self._left_at = self._left_at or time.monotonic()
         self._work, self._notice, self._outside = [], None, True
         self._socket.rejoin()
 
@@ -154,6 +156,9 @@ class Worker:
         assert self._engine is not None
         stall_s, error, in_flight = report.stall_s, report.canary_error, self._engine.num_in_flight
         self._socket.send(WeightsLoaded(report.policy_version, stall_s, error, in_flight, self._engine.slots))
+        if self._left_at is not None:
+            away_s, self._left_at = time.monotonic() - self._left_at, None
+            print(f"{self._name}: serves again after {away_s:.1f} s", file=sys.stderr, flush=True)
 
     def _step(self) -> None:
         if self._engine is None or self._stopping:

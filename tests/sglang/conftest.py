@@ -16,14 +16,6 @@ from pipeline.errors import ConfigError
 torch.set_num_threads(1)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All in one process of pytest-xdist, so that they share one server."""
-    for item in items:
-        if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("sglang"))
-            item.add_marker(pytest.mark.timeout(600))  # a server starts within half a minute on a quiet machine
-
-
 @pytest.fixture(scope="session")
 def environment() -> None:
     try:

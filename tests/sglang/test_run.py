@@ -5,12 +5,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 
+import pytest
 from sglang_bench import servers_of
 
 from pipeline import rundir
 from pipeline.metrics import current_records, read_records
 
+# One process of pytest-xdist for all tests of the real server; it starts within half a minute on a quiet machine.
+pytestmark = [pytest.mark.xdist_group("sglang"), pytest.mark.timeout(600)]
 STEPS = 5
 SETTINGS = [
     *("engines.kind=sglang", "engines.slots=32", "max_rollouts=20000", f"max_steps={STEPS}"),
@@ -19,16 +23,13 @@ SETTINGS = [
 ]
 
 
-def wait_until(condition, process: subprocess.Popen) -> float:
-    """Returns how long it took."""
-    start = time.monotonic()
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen) -> None:
     while not condition():
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.05)
-    return time.monotonic() - start
 
 
-def test_a_run_goes_on_when_its_server_is_killed(environment, tmp_path):
+def test_a_run_goes_on_when_its_server_is_killed(environment, tmp_path, capsys):
     run = tmp_path / "run"
     ngu = [sys.executable, "-m", "pipeline.cli"]
     process = subprocess.Popen(
@@ -42,9 +43,6 @@ def test_a_run_goes_on_when_its_server_is_killed(environment, tmp_path):
         wait_until(lambda: rundir.read_status(run)["step"] >= 2, process)
         (server,) = servers_of(run / "model")
         os.kill(server, signal.SIGKILL)
-        noticed_s = wait_until(lambda: not rundir.read_status(run)["engines"], process)
-        back_s = wait_until(lambda: rundir.read_status(run)["engines"], process)
-        print(f"kill -9 of the server: noticed after {noticed_s:.1f} s, in rotation again {back_s:.1f} s later")
         output, _ = process.communicate()
     finally:
         process.kill()
@@ -60,4 +58,8 @@ def test_a_run_goes_on_when_its_server_is_killed(environment, tmp_path):
     assert steps[-1]["metrics"]["engine-0/update_count"] >= 1
     # The first step trains on what the very weights it holds have sampled.
     assert abs(steps[0]["metrics"]["ess"] - 1.0) < 1e-3
-    assert "the SGLang server was killed by signal 9" in (run / "logs" / "engine-0.log").read_text()
+    log = (run / "logs" / "engine-0.log").read_text()
+    assert "the SGLang server was killed by signal 9" in log
+    with capsys.disabled():
+        print(f"\nkill -9 of the server: {log.strip().splitlines()[-1]}")
+    assert "serves again after" in log

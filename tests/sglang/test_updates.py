@@ -1,11 +1,14 @@
 """Weights that arrive while the real server generates."""
 
 import numpy as np
+import pytest
 from tiny_models import kept_cache_logprobs, tiny_model, work
 
 from learner.model import completion_logprobs
 from learner.packing import collate
 
+# One process of pytest-xdist for all tests of the real server; it starts within half a minute on a quiet machine.
+pytestmark = [pytest.mark.xdist_group("sglang"), pytest.mark.timeout(600)]
 LENGTH = 300
 
 
