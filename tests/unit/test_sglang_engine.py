@@ -303,6 +303,15 @@ def test_a_rollout_whose_prompt_was_cached_under_older_weights_is_not_used(world
     assert isinstance(failure, Failure) and "older weights" in failure.reason
 
 
+def test_a_server_that_was_restarted_behind_our_back_is_found_out(world):
+    w = world()
+    w.load(5)
+    w.fake.weight_version = "default"
+    w.engine.submit([work(0, "ab")])
+    assert "'default'" in w.until_lost()
+    assert w.load(5).is_right
+
+
 def test_a_request_that_the_server_aborts_goes_on_within_its_budget(world):
     w = world()
     w.load(0)

@@ -9,19 +9,11 @@ import msgspec
 from pipeline.errors import EngineError
 
 
-class Refused(EngineError):
-    """The server answered, with a status that is not a success. `status` 400 to 499 means that it disliked the call."""
-
-    def __init__(self, message: str, status: int):
-        super().__init__(message, retryable=status >= 500)
-        self.status = status
-
-    def __reduce__(self):
-        return (type(self), (self.message, self.status))
-
-
 class Client:
-    """Belongs to one event loop. Raises `Refused` for an error status and EngineError when there is no answer."""
+    """Belongs to one event loop. Raises EngineError for an error status and when there is no answer.
+
+    It is retryable unless the status is 4xx, which says that the call itself is wrong.
+    """
 
     def __init__(self, url: str):
         self.url = url.rstrip("/")
@@ -52,7 +44,7 @@ class Client:
             raise EngineError(f"{self.url}{path} cannot be reached: {e or type(e).__name__}") from None
         if status >= 400:
             text = " ".join(answer.decode(errors="replace").split())
-            raise Refused(f"{self.url}{path} answered {status}: {text[:300]}", status)
+            raise EngineError(f"{self.url}{path} answered {status}: {text[:300]}", retryable=status >= 500)
         try:
             return msgspec.json.decode(answer) if answer else None
         except msgspec.DecodeError as e:

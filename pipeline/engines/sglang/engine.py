@@ -198,12 +198,13 @@ class SGLangEngine:
         )
 
     def _fail_all(self, reason: str) -> None:
-        running, self._running = list(self._running.values()), {}
-        requests = [r.request for r in running] + list(self._waiting)
+        requests = [running.request for running in self._running.values()] + list(self._waiting)
+        ids = [request.work.attempt_id for request in requests]
+        ids += [ended.attempt_id for ended in self._ended if isinstance(ended, Rollout)]
+        self._running.clear()
         self._waiting.clear()
-        self._ended = [Failure(r.work.attempt_id, reason, retryable=True) for r in requests] + [
-            Failure(e.attempt_id, reason, retryable=True) if isinstance(e, Rollout) else e for e in self._ended
-        ]
+        failed: list[Rollout | Failure] = [Failure(attempt_id, reason, retryable=True) for attempt_id in ids]
+        self._ended = [ended for ended in self._ended if isinstance(ended, Failure)] + failed
 
     # --- attempts ---
 
@@ -265,6 +266,8 @@ class SGLangEngine:
         request, eos_ids = running.request, self._codec.eos_ids
         while True:
             await self._may_send.wait()
+            if self._running.get(request.work.attempt_id) is not running:
+                return None
             sent_under = self._policy_version
             assert sent_under is not None
             running.rid = f"{self._engine_id}-{uuid.uuid4().hex}"
@@ -302,6 +305,11 @@ class SGLangEngine:
             return f"the server ended it with {meta['finish_reason']} and no token"
         # Servers before 0.5.19 do not say which token had which version: count all as the oldest they can be.
         spans = meta.get("weight_versions") or [{"version": sent_under, "start": 0}]
+        if not all(str(span["version"]).isdecimal() for span in spans):
+            self._trouble = (
+                f"the server serves weights {spans[-1]['version']!r}, which nobody gave it: was it restarted?"
+            )
+            return self._trouble
         if int(spans[0]["version"]) != sent_under and meta.get("cached_tokens"):
             # Sent just before an update, started after it: its prompt may be cached from the weights before.
             return "its prompt was cached under older weights"
@@ -324,6 +332,8 @@ class SGLangEngine:
     async def _abort(self, running: _Running) -> None:
         """End a request at the server too; again if this overtook the request on another connection."""
         assert running.task is not None
+        if not running.rid:  # not sent yet, and it will not be
+            return
         while not running.task.done():
             try:
                 await self._connection.client.post("/abort_request", {"rid": running.rid}, WATCH_S)
@@ -342,7 +352,8 @@ class SGLangEngine:
         if self._crash is not None:
             raise self._crash
         trouble = self._connection.why_dead() or self._trouble
-        ended, self._ended = self._ended, []
+        ended: list[Rollout | Failure] = self._ended
+        self._ended = []
         if trouble:
             ended = [e for e in ended if isinstance(e, Rollout)]  # the rest is lost with the server
             if not ended:

@@ -64,7 +64,7 @@ class _StandIn(types.ModuleType):
 
     def __init__(self, name: str):
         super().__init__(name)
-        self.__path__: list[str] = []
+        self.__dict__["__path__"] = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

@@ -94,7 +94,7 @@ class GroupPusher:
     async def connect(cls, client: Client, server: Capabilities, backend: Literal["gloo", "nccl"], timeout_s: float):
         """Form the group with the server; `timeout_s` bounds this and every broadcast after it."""
         import torch
-        from torch.distributed import TCPStore
+        from torch._C._distributed_c10d import TCPStore
 
         name = f"ngu-{uuid.uuid4().hex}"
         address = _address_towards(client.url)

@@ -26,6 +26,7 @@ CPU_FLAGS = (
 FLAGS = (
     # The learner's first weights replace random ones: nothing is read twice, and a restart needs no checkpoint.
     *("--load-format", "dummy", "--skip-tokenizer-init", "--skip-server-warmup"),
+    *("--log-level", "warning"),
     # The overlapping one labels the first token after an update with the version of the second.
     "--disable-overlap-schedule",
     # A request that is sent just before an update would start after it from prompts cached under the weights before.
