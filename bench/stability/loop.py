@@ -35,7 +35,6 @@ from pipeline.tasks.registry import make_task
 from pipeline.verifiers.registry import Judge, make_judge
 from pipeline.verifiers.triage import triage
 from pipeline.weights import WeightPublisher
-from pipeline.worker import CANARY_TOLERANCE
 from samplers.base import Problem
 from samplers.registry import make_sampler
 
@@ -129,7 +128,7 @@ class LaggedLoop:
         ids, logprobs = (t.numpy() for t in version.canary)
         notice = self._publisher.publish(version.weights, version.number, self._model_dir, ids, logprobs)
         report = self._engine.load_weights(notice)
-        if not report.canary_error <= CANARY_TOLERANCE:
+        if not report.is_right:
             raise WeightError(f"weights {version.number}: engine and learner differ by {report.canary_error:.3g}")
         self._served = version.number
 
