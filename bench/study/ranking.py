@@ -39,10 +39,11 @@ def rank(study: Study, traces: Sequence[Trace], measured: BySeed) -> Ranking | N
     if study.config.lab is None or len(measured) < MIN_ARMS:
         return None
     table = {"population": population(study.jobs[0], traces)} | study.config.lab
-    configs = [lab_config(job, table, Path("[lab]")) for job in study.jobs]
+    jobs = [job for job in study.jobs if job.arm in measured]
+    configs = [lab_config(job, table, Path("[lab]")) for job in jobs]
     reports: dict[int, Report] = dict(simulate_all(configs, default_jobs()))
     simulated: BySeed = {name: [] for name in measured}
-    for i, job in enumerate(study.jobs):
+    for i, job in enumerate(jobs):
         simulated[job.arm].append(_area(reports[i], study.config.outcome))
     return Ranking(
         measured, simulated, _correlation(measured, simulated, spearmanr), _correlation(measured, simulated, kendalltau)
@@ -54,7 +55,7 @@ def population(job: Job, traces: Sequence[Trace]) -> dict[str, Any]:
     task = make_task(job.config.task, job.config.seed)
     right: dict[str, float] = {}
     judged: dict[str, int] = {}
-    for point in (t.points[0] for t in traces if t.points):
+    for point in (t.points[0] for t in traces):
         for level, n in point.num_rollouts.items():
             judged[level] = judged.get(level, 0) + n
             right[level] = right.get(level, 0.0) + n * point.levels[level]

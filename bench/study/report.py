@@ -42,7 +42,6 @@ class ArmReport(msgspec.Struct, frozen=True):
     name: str
     settings: dict[str, Any]
     seeds: list[int]
-    failed: dict[int, str]
     final: dict[Outcome, Estimate]
     area: dict[Outcome, Estimate]
     final_gain: dict[Outcome, Estimate]
@@ -52,7 +51,9 @@ class ArmReport(msgspec.Struct, frozen=True):
 
 
 class StudyReport(msgspec.Struct, frozen=True):
-    """`budget`: the rollouts that every finished run has spent."""
+    """`budget`: the rollouts that every finished run has spent. `arms` are those of which a run was evaluated at least
+    once; `traces` are all runs.
+    """
 
     outcome: Outcome
     thresholds: tuple[float, ...]
@@ -67,23 +68,24 @@ def report_on(study: Study, out: Path) -> StudyReport:
     traces = [read_trace(job, out) for job in study.jobs]
     finished = [t.rollouts for t in traces if t.state == "finished"]
     budget = float(min(finished, default=max(t.rollouts for t in traces)))
-    by_arm = {arm.name: [t for t in traces if t.arm == arm.name and t.points] for arm in study.arms}
-    for name, found in by_arm.items():
-        if not found or budget <= 0:
-            reasons = {t.reason for t in traces if t.arm == name}
-            raise NguError(f"{name}: no run of this arm got as far as an evaluation: {'; '.join(sorted(reasons))}")
-    first = by_arm[study.arms[0].name]
+    evaluated = [t for t in traces if t.points]
+    if not evaluated or budget <= 0:
+        raise NguError(f"no run got as far as training: {'; '.join(sorted({t.reason for t in traces}))}")
+    by_arm = {arm.name: [t for t in evaluated if t.arm == arm.name] for arm in study.arms}
+    by_arm = {name: found for name, found in by_arm.items() if found}
+    first = next(iter(by_arm.values()))
     outcomes: list[Outcome] = [o for o in OUTCOMES if o == study.config.outcome or _has(traces, o)]
     arms = []
     for arm in study.arms:
-        found = by_arm[arm.name]
+        found = by_arm.get(arm.name, [])
+        if not found:
+            continue
         others = first if found is not first else []
         arms.append(
             ArmReport(
                 name=arm.name,
                 settings=arm.settings,
                 seeds=[t.seed for t in found],
-                failed={t.seed: t.reason for t in traces if t.arm == arm.name and t.state == "failed"},
                 final={o: estimate(_finals(found, o)) for o in outcomes},
                 area={o: estimate(_areas(found, o, budget)) for o in outcomes},
                 final_gain={o: _gain(_finals(found, o), _finals(others, o)) for o in outcomes if others},
@@ -98,8 +100,8 @@ def report_on(study: Study, out: Path) -> StudyReport:
                 ],
             )
         )
-    measured = {a.name: _areas(by_arm[a.name], study.config.outcome, budget) for a in study.arms}
-    ranking = rank(study, traces, {n: list(v.values()) for n, v in measured.items()})
+    measured = {name: list(_areas(found, study.config.outcome, budget).values()) for name, found in by_arm.items()}
+    ranking = rank(study, evaluated, measured)
     return StudyReport(study.config.outcome, study.config.thresholds, budget, arms, traces, ranking)
 
 

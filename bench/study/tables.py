@@ -8,7 +8,7 @@ from bench.scaling.figures import save
 from bench.study.curves import AXES, Trace
 from bench.study.estimates import Estimate
 from bench.study.figures import AXIS_WORDS, draw
-from bench.study.report import ArmReport, Crossing, StudyReport, mean
+from bench.study.report import Crossing, StudyReport, mean
 from pipeline.progress import number
 
 HEADER = ("arm", "seed", "step", "rollouts", "tokens", "core_s", "hard", "overall")
@@ -44,7 +44,7 @@ def markdown(report: StudyReport) -> str:
             ["arm", *(words for words, _, _ in FACTS)],
             [[n, *(_fact(mean(found, f), form) for _, f, form in FACTS)] for n, found in by_arm.items()],
         ),
-        *_failures(report.arms),
+        *_failures(report.traces),
         *_ranking(report),
     ]
     return "\n\n".join(parts)
@@ -88,10 +88,11 @@ def _costs(report: StudyReport) -> str:
     return _table(head, [[arm.name, *map(_crossing, arm.crossings)] for arm in report.arms])
 
 
-def _failures(arms: Sequence[ArmReport]) -> list[str]:
+def _failures(traces: Sequence[Trace]) -> list[str]:
     """A failed run keeps its last evaluation in the tables above."""
-    lines = [f"- {arm.name}, seed {seed}: {reason}" for arm in arms for seed, reason in arm.failed.items()]
-    return ["Failed runs (each counts above with its last evaluation):", "\n".join(lines)] if lines else []
+    lines = [f"- {t.arm}, seed {t.seed}, at step {t.steps}: {t.reason}" for t in traces if t.state == "failed"]
+    said = "Failed runs (each counts above with its last evaluation; not at all if it has none):"
+    return [said, "\n".join(lines)] if lines else []
 
 
 def _ranking(report: StudyReport) -> list[str]:

@@ -110,7 +110,8 @@ def test_a_study_from_its_file_to_its_report(stand_in: Path, capsys: pytest.Capt
     assert (to_30["value"], to_30["reached"], to_30["of"]) == (pytest.approx(145), 2, 2)
     assert (to_70["value"], to_70["reached"], to_70["of"]) == (None, 0, 2)
     # A failed run is on record with its reason, and stays where it was.
-    assert broken["failed"] == dict.fromkeys("01", "the loss is nan")
+    failed = {(t["arm"], t["seed"], t["reason"]) for t in found["traces"] if t["state"] == "failed"}
+    assert failed == {("broken", 0, "the loss is nan"), ("broken", 1, "the loss is nan")}
     assert broken["final"]["hard"]["value"] == pytest.approx(0.205)
     assert broken["area"]["hard"]["value"] == pytest.approx((0.005 * 400 + 0.5 * 0.2 * 200 + 0.2 * 200) / 400)
     trace = found["traces"][0]
@@ -167,10 +168,17 @@ def test_a_config_that_train_refuses_ends_the_study(stand_in: Path):
         study(write_study(stand_in, text), out=stand_in / "out")
 
 
-def test_an_arm_without_any_evaluation_has_nothing_to_report(stand_in: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(runs, "TRAIN", [sys.executable, "-c", "print('no luck'); raise SystemExit(1)"])
-    with pytest.raises(NguError, match="a: no run of this arm got as far as an evaluation: no luck"):
-        study(write_study(stand_in, "seeds = [0]\n[arms.a]"), out=stand_in / "out")
+def test_a_run_that_was_never_evaluated_is_listed_and_counts_for_nothing(stand_in: Path, capsys):
+    file = write_study(stand_in, 'seeds = [0]\n[arms.hopeless]\n[arms.slow]\nsampler = {kind = "fixed"}')
+    script = (stand_in / "stand_in.py").read_text()
+    (stand_in / "stand_in.py").write_text("import sys\nif 'hopeless' in sys.argv[1]: sys.exit('no luck')\n" + script)
+    assert study(file, out=stand_in / "out") == 0
+    printed = capsys.readouterr().out
+    assert "- hopeless, seed 0, at step 0: no luck" in printed
+    assert "| slow | 1 |" in printed and "| hopeless |" not in printed
+    (stand_in / "stand_in.py").write_text("import sys\nsys.exit('no luck')")
+    with pytest.raises(NguError, match="no run got as far as training: no luck"):
+        study(file, out=stand_in / "other")
 
 
 # --- the plan ---
