@@ -155,12 +155,17 @@ class EvalConfig(Section, frozen=True):
 
     `num_rollouts` of each problem during training, `hard_num_rollouts` of those of hard levels (0: the same number), of
     which a curve needs more; `final_num_rollouts` of every problem before and after.
+
+    `pinned` does the evaluations during training on one more engine process, which keeps its weights until an
+    evaluation is over: all its tokens are of one version, and rollouts for training never wait for it. Without it they
+    share engines, and the weights change under them.
     """
 
     every_steps: NonNegativeInt = 5
     num_rollouts: PositiveInt = 1
     hard_num_rollouts: NonNegativeInt = 0
     final_num_rollouts: PositiveInt = 4
+    pinned: bool = False
 
 
 class DaemonConfig(Section, frozen=True):

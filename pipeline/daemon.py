@@ -92,6 +92,11 @@ class Supervisor:
             name = f"engine-{i}"
             argv = [*python, "pipeline.worker", run, "--name", name]
             self.roles.append(Role(name, argv, is_stateful=False))
+        if self.config.eval.pinned and self.config.eval.every_steps:
+            # Numbered after the engines, so that what they divide by number has a share for it.
+            name = f"evaluator-{self.config.engines.count}"
+            argv = [*python, "pipeline.worker", run, "--name", name, "--evaluator"]
+            self.roles.append(Role(name, argv, is_stateful=False))
         for role in self.roles:
             self._start(role)
 

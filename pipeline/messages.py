@@ -18,7 +18,7 @@ from samplers.base import Problem
 
 PROTOCOL_VERSION = 1
 
-Role = Literal["engine", "verifier", "learner"]
+Role = Literal["engine", "evaluator", "verifier", "learner"]
 Purpose = Literal["train", "eval"]
 FinishReason = Literal["stop", "length"]
 

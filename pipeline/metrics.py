@@ -5,7 +5,9 @@ training, `core_s` {role: CPU seconds}, those of evaluation included. Besides:
 
 - `step`: `time` (unix s), `metrics` {name: value}
 - `eval`: `phase` ("before", "during", "after"), `version_min`, `version_max`, `pass_at_1` {level: value},
-  `num_rollouts` {level: n}, `mean_tokens`, `hard_pass_at_1`, `mix_pass_at_1`
+  `num_rollouts` {level: n}, `mean_tokens`, `hard_pass_at_1`, `mix_pass_at_1`, `truncated_frac`, `truncated_by_level`;
+  `pass_at_k`, `best_at_k`, `worst_at_k` {k: mean over problems}; `correct_by_tokens`, `num_by_tokens` {least tokens of
+  the bucket, "16" for 16 to 31: value}
 - `levels`: `rollouts_by_level` {level: {"launched": n, "trained": n, "correct": n}}, `left_out`: what the staleness
   rule left out (`Tally.left_out`)
 """
@@ -21,6 +23,9 @@ import msgspec
 from pipeline.errors import NguError
 
 Record = dict[str, Any]
+
+_EVAL_SCALARS = ("hard_pass_at_1", "mix_pass_at_1", "mean_tokens", "truncated_frac")
+_EVAL_AT_K = ("pass_at_k", "best_at_k", "worst_at_k")
 
 
 class MetricSink(Protocol):
@@ -174,7 +179,8 @@ def _scalars(record: Record) -> Iterator[tuple[str, float]]:
             named = record["metrics"]
         case "eval":
             named = {f"eval/pass_at_1/{level}": value for level, value in record["pass_at_1"].items()}
-            named |= {f"eval/{name}": record.get(name) for name in ("hard_pass_at_1", "mix_pass_at_1")}
+            named |= {f"eval/{name}": record.get(name) for name in _EVAL_SCALARS}
+            named |= {f"eval/{kind}/{k}": value for kind in _EVAL_AT_K for k, value in record.get(kind, {}).items()}
         case _:
             named = {}
     return ((name, float(v)) for name, v in named.items() if v is not None and math.isfinite(v))

@@ -184,11 +184,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m pipeline.worker", description="One inference engine of a run.")
     parser.add_argument("run_dir", type=Path)
     parser.add_argument("--name", required=True, help="unique among the run's engines")
+    parser.add_argument("--evaluator", action="store_true", help="evaluates only, each time at one version")
     arguments = parser.parse_args()
     config = read_config(arguments.run_dir)
     if config.engines.kind != "fake":
         _import_libraries()
-    socket = PeerSocket(ENDPOINT, "engine", arguments.name, config.engines.slots)
+    role = "evaluator" if arguments.evaluator else "engine"
+    socket = PeerSocket(ENDPOINT, role, arguments.name, config.engines.slots)
     try:
         Worker(config, arguments.name, socket).run()
     finally:

@@ -15,8 +15,9 @@ from bench.scaling.reshaping import (
     matthew,
     strategies,
 )
-from learner.evaluation.estimates import NUM_DRAWS, Ints
+from learner.evaluation.estimates import NUM_DRAWS
 from learner.evaluation.outcomes import ProblemOutcomes, RolloutOutcome, by_problem, counts
+from pipeline.at_k import Ints
 from pipeline.errors import ConfigError
 
 

@@ -10,15 +10,8 @@ import numpy as np
 
 from bench.scaling.law import Array
 from bench.scaling.resampling import interval
-from learner.evaluation.estimates import (
-    Estimate,
-    Ints,
-    mean_estimate,
-    pass_at_k,
-    problem_weights,
-    rate_of_draws,
-    rising,
-)
+from learner.evaluation.estimates import Estimate, mean_estimate, problem_weights, rate_of_draws, rising
+from pipeline.at_k import Ints, pass_at_k
 
 
 def pass_at_k_estimate(

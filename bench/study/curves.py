@@ -132,6 +132,8 @@ def _training_s(before: Record, record: Record) -> float:
     spent = {role: s - before["core_s"].get(role, 0.0) for role, s in record["core_s"].items()}
     tokens = record["tokens"] - before["tokens"]
     eval_tokens = (record["mean_tokens"] or 0.0) * sum(record["num_rollouts"].values())
+    if spent.pop("evaluator", None) is not None and record["phase"] == "during":
+        eval_tokens = 0.0  # pinned: no engine of training made them
     return spent.pop("learner", 0.0) + tokens / max(tokens + eval_tokens, 1.0) * sum(spent.values())
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from learner.evaluation.estimates import Array, Ints
+from pipeline.at_k import Array, Ints
 from pipeline.errors import ConfigError
 from pipeline.rundir import write_atomic
 

@@ -7,18 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from learner.evaluation.estimates import (
-    NUM_DRAWS,
-    Array,
-    Estimate,
-    best_at_k,
-    mean_estimate,
-    pass_at_k,
-    rate_estimate,
-    rising,
-    worst_at_k,
-)
+from learner.evaluation.estimates import NUM_DRAWS, Estimate, mean_estimate, rate_estimate, rising
 from learner.evaluation.outcomes import ProblemOutcomes, RolloutOutcome, by_problem, counts, rewards
+from pipeline.at_k import Array, best_at_k, pass_at_k, worst_at_k
 from pipeline.errors import ConfigError
 
 LENGTH_BUCKETS = 4

@@ -31,7 +31,9 @@ class Controls:
                 coordinator.save_requested = True
                 return f"a checkpoint is saved at step {coordinator.policy_version}, or after the step in training"
             case "eval":
-                coordinator.evaluate_now()
+                if coordinator.state != "training":
+                    raise ConfigError("an evaluation can start during training, and one at a time")
+                coordinator.evaluator.ask()
                 return f"evaluating from step {coordinator.policy_version} on, beside training"
             case "set":
                 return self._set(request.setting)

@@ -39,6 +39,7 @@ class AttemptFlow:
         self.book = Book(config.sampling, config.seed, ledger.next_attempt_id())
         self.batcher = Batcher(config.learner.batch_by, config.learner.batch_size)
         self.work: CreditQueue[Work] = CreditQueue()
+        self.eval_work: CreditQueue[Work] = CreditQueue()  # of pinned evaluations, whose engine trains nothing
         self.jobs: CreditQueue[VerifyJob] = CreditQueue()
         self.pending: deque[list[Group]] = deque()  # batches to be trained again after a crash, before any other
         self.evaluation: Evaluation | None = None
@@ -85,12 +86,13 @@ class AttemptFlow:
     def queue(self, work: Work, urgent: bool = False) -> None:
         if work.purpose == "train":
             self.ledger.launch([work])
-        self.work.put(work.attempt_id, work, urgent)
+        is_pinned = work.purpose == "eval" and self.evaluation is not None and self.evaluation.is_pinned
+        (self.eval_work if is_pinned else self.work).put(work.attempt_id, work, urgent)
 
     # --- what comes back ---
 
     def on_rollout(self, rollout: Rollout) -> None:
-        self.work.done(rollout.attempt_id)
+        self._back(rollout.attempt_id)
         place = self.book.places.get(rollout.attempt_id)
         if place is None:
             self.tally.count("late_rollouts")  # already replaced: its engine was thought lost, or it was cancelled
@@ -104,6 +106,11 @@ class AttemptFlow:
         if job is not None:
             self.tally.rollout(rollout, place.work.prefix)
             self.jobs.put(rollout.attempt_id, job)
+
+    def _back(self, attempt_id: int) -> None:
+        """The engine that had the attempt has its slot back."""
+        for queue in (self.work, self.eval_work):
+            queue.done(attempt_id)
 
     def on_verdict(self, attempt_id: int, verdict: Verdict) -> None:
         self.jobs.done(attempt_id)
@@ -122,7 +129,7 @@ class AttemptFlow:
         self._conclude(attempt_id, Result(place.rollout, verdict))
 
     def on_attempt_failed(self, message: AttemptFailed) -> None:
-        self.work.done(message.attempt_id)
+        self._back(message.attempt_id)
         if message.attempt_id not in self.book.places:
             return
         if message.retryable:
@@ -305,14 +312,24 @@ class AttemptFlow:
 
     # --- evaluation ---
 
-    def start_evaluation(self, phase: Phase, task: TaskSource) -> None:
+    def start_evaluation(self, phase: Phase, task: TaskSource, pinned_version: int | None = None) -> None:
+        """Queue its rollouts, for the engine that serves `pinned_version` until the end, or for those that train."""
         config, hard = self.config.eval, task.hard_levels if phase == "during" else ()
         usual = config.num_rollouts if phase == "during" else config.final_num_rollouts
         on_hard = config.hard_num_rollouts or usual
         launches = [p for p in task.eval_problems() for _ in range(on_hard if p.level in hard else usual)]
-        self.evaluation = Evaluation(phase, self.policy_version, launches)
+        step = self.policy_version if pinned_version is None else pinned_version
+        self.evaluation = Evaluation(phase, step, launches, is_pinned=pinned_version is not None)
         for problem in self.evaluation.launches:
             self.queue(self.book.new_attempt(problem, EVAL_CHAIN, 0, 0, "eval", tries=1))
+
+    def abandon_evaluation(self) -> None:
+        gone = {attempt_id for attempt_id, place in self.book.places.items() if place.work.purpose == "eval"}
+        for queue in (self.work, self.eval_work, self.jobs):
+            queue.discard(gone)
+        for attempt_id in gone:
+            del self.book.places[attempt_id]
+        self.evaluation = None
 
     def end_evaluation(self, task: TaskSource) -> dict[str, Any]:
         """The record of the evaluation that has just finished."""

@@ -13,11 +13,12 @@ from pipeline import checkpoints
 from pipeline.checkpoints import Snapshot
 from pipeline.config import Config, dump_config
 from pipeline.coordinator.evaluation import Phase
+from pipeline.coordinator.evaluator import Evaluator
 from pipeline.coordinator.flow import AttemptFlow
 from pipeline.coordinator.journal import Configured, Journal
 from pipeline.coordinator.recovery import recover, take_snapshot
 from pipeline.coordinator.tally import Tally
-from pipeline.errors import ConfigError, RunFailed
+from pipeline.errors import RunFailed
 from pipeline.ledger import Ledger
 from pipeline.messages import (
     PROTOCOL_VERSION,
@@ -82,6 +83,7 @@ class Coordinator:
         self.tally = Tally(clock)
         self.journal = Journal(run_dir / "journal")
         self.flow = AttemptFlow(config, sampler, ledger, self.tally, self.journal)
+        self.evaluator = Evaluator(self.flow, task)
         self.state: State = "starting"
         self.mode: Mode = "run"
         self.mode_before_full: Mode = "run"
@@ -94,7 +96,6 @@ class Coordinator:
         self.weights: WeightsNotice | None = None
         self.training: Batch | None = None
         self.learner_waiting = False
-        self.last_eval_step = 0
         self.resumed = False
         self.outbox: list[tuple[str, Any]] = []
 
@@ -120,6 +121,7 @@ class Coordinator:
         """Wait at most `timeout_s` for messages, then do everything they allow."""
         for name, message in self.transport.receive(timeout_s):
             self._handle(name, message)
+        self.outbox.extend(self.evaluator.catch_up(self.weights))
         self._advance()
         self._hand_out()
         self.tally.occupied(self.flow.occupancy())
@@ -137,7 +139,7 @@ class Coordinator:
         elif self.state == "starting":
             if self.flow.pending or self.training is not None:  # the learner catches up with the books
                 self._feed_learner()
-            elif self._engines_current() and self.flow.jobs.num_slots:
+            elif self._engines_current() and self.flow.jobs.num_slots and self.evaluator.is_ready:
                 self._start_phase("before")
         elif self.state == "evaluating":
             self._end_evaluation_if_complete()
@@ -155,11 +157,11 @@ class Coordinator:
             if self._engines_current():
                 self._start_phase("after")
         else:
-            self._evaluate_if_due()
+            self.evaluator.start_if_due()
 
     def _hand_out(self) -> None:
-        for name, items in self.flow.work.assign().items():
-            self.outbox.append((name, WorkItems(tuple(items))))
+        for queue in (self.flow.work, self.flow.eval_work):
+            self.outbox.extend((name, WorkItems(tuple(items))) for name, items in queue.assign().items())
         for name, jobs in self.flow.jobs.assign().items():
             self.outbox.append((name, VerifyJobs(tuple(jobs))))
 
@@ -205,6 +207,8 @@ class Coordinator:
         self.peers[name] = hello
         if hello.role == "engine" and self.weights is not None:
             self.outbox.append((name, NewWeights(self.weights)))
+        if hello.role == "evaluator":
+            self.evaluator.join(name, hello.slots)
         if hello.role == "verifier":
             self.flow.jobs.add_peer(name, hello.slots)
 
@@ -212,12 +216,16 @@ class Coordinator:
         """A peer is gone: what it held goes elsewhere."""
         for known in (self.peers, self.peer_stats, self.last_heard, self.engine_versions):
             known.pop(name, None)
+        self.evaluator.leave(name)
         for attempt_id in self.flow.work.remove_peer(name):
             self.flow.fail(attempt_id, f"{name} was lost")
         for attempt_id, job in self.flow.jobs.remove_peer(name).items():
             self.flow.jobs.put(attempt_id, job, urgent=True)
 
     def _on_weights_loaded(self, name: str, message: WeightsLoaded) -> None:
+        if self.peers[name].role == "evaluator":
+            self.evaluator.loaded(name, message)
+            return
         if name not in self.engine_versions:  # an engine takes work only once it has weights
             self.flow.work.add_peer(name, message.slots or self.peers[name].slots)
         self.engine_versions[name] = message.policy_version
@@ -301,15 +309,9 @@ class Coordinator:
 
     def _start_training(self) -> None:
         self.state = "training"
-        self.last_eval_step = self.policy_version
+        self.evaluator.training_starts()
         self.tally.start()
         self.flow.requeue_in_flight()
-
-    def _evaluate_if_due(self) -> None:
-        every, step = self.config.eval.every_steps, self.policy_version
-        if every and step >= self.last_eval_step + every and self.flow.evaluation is None:
-            self.last_eval_step = step - step % every
-            self.flow.start_evaluation("during", self.task)
 
     def _end_evaluation_if_complete(self) -> None:
         evaluation = self.flow.evaluation
@@ -391,9 +393,3 @@ class Coordinator:
             sampler.restore(self.sampler.state())
             self.flow.sampler = sampler
         self.flow.config = config
-
-    def evaluate_now(self) -> None:
-        """Start an evaluation beside training; raises ConfigError when none can start."""
-        if self.state != "training" or self.flow.evaluation is not None:
-            raise ConfigError("an evaluation can start during training, and one at a time")
-        self.flow.start_evaluation("during", self.task)

@@ -28,6 +28,8 @@ EVAL: Record = {
     "num_rollouts": {"+1": 24, "*3": 24},
     "hard_pass_at_1": 0.0,
     "mix_pass_at_1": None,
+    "truncated_frac": 0.5,
+    "best_at_k": {"1": 0.25, "4": 0.5},
 }
 LEVELS: Record = {
     "kind": "levels",
@@ -94,7 +96,8 @@ def test_tensorboard_shows_evaluations_by_level(tmp_path: Path):
     sink.close()
     events = EventAccumulator(str(tmp_path))
     events.Reload()
-    assert set(events.Tags()["scalars"]) == {"eval/pass_at_1/+1", "eval/pass_at_1/*3", "eval/hard_pass_at_1"}
+    names = {"pass_at_1/+1", "pass_at_1/*3", "hard_pass_at_1", "best_at_k/1", "best_at_k/4", "truncated_frac"}
+    assert set(events.Tags()["scalars"]) == {f"eval/{name}" for name in names}
 
 
 def test_tensorboard_discards_the_steps_that_a_resumed_run_repeats(tmp_path: Path):

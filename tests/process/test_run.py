@@ -128,6 +128,34 @@ def test_a_run_leaves_everything_a_user_was_promised(start):
     assert AutoTokenizer.from_pretrained(checkpoint).decode([1]) is not None
 
 
+def test_a_pinned_evaluation_during_training_is_that_of_the_checkpoint(start):
+    run = start(
+        *("max_steps=2", "max_rollouts=20000", "staleness.max_lag=0", "daemon.checkpoint_every_steps=1"),
+        *("eval.every_steps=1", "eval.pinned=true", "eval.num_rollouts=24"),
+    )
+    run.end()
+    [record] = [r for r in read_records(run.dir / "metrics.jsonl") if r["kind"] == "eval" and r["phase"] == "during"]
+    assert record["step"] == record["version_min"] == record["version_max"] == 1
+    assert record["core_s"]["evaluator"] > 0
+
+    from learner.evaluate import roll_out
+    from learner.evaluation.source import eval_config, find_model
+    from pipeline.tasks.registry import make_task
+
+    source = find_model(str(run.dir / "checkpoints" / "step_000001"))
+    config = eval_config([source], [], None)
+    rows = roll_out(source, config, make_task(config.task, config.seed).eval_problems(), 24, "offline")
+    n = len(rows)
+    assert n == sum(record["num_rollouts"].values())
+    offline = sum(r.correct for r in rows) / n
+    during = sum(record["pass_at_1"][level] * num for level, num in record["num_rollouts"].items()) / n
+    p = (offline + during) / 2
+    # Five standard errors of the difference, were all problems alike; they are not, which makes it smaller.
+    assert abs(offline - during) <= 5 * (p * (1 - p) * 2 / n) ** 0.5
+    tokens = sum(r.num_tokens for r in rows) / n
+    assert record["mean_tokens"] == pytest.approx(tokens, rel=0.2)
+
+
 def test_a_run_with_interruptions_trains_on_what_was_sampled(start):
     cut = '{min_tokens=4, max_tokens=30, answer_tokens=10, phrase="\\n\\\\boxed{", thought_end="\\\\boxed{"}'
     run = start("max_rollouts=20000", "max_steps=2", "staleness.max_lag=0", f"sampling.interruption={cut}")

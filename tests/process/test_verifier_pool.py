@@ -113,6 +113,46 @@ def test_twenty_hanging_answers_in_a_row_leave_the_pool_at_full_strength():
     assert open_fds() == before
 
 
+def children() -> set[int]:
+    """Processes that this one started and has not waited for."""
+    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_a_thousand_hanging_answers_leak_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """The children only say that they are ready: a thousand that import sympy would cost a quarter of an hour."""
+    hanging = tmp_path / "python"
+    hanging.write_text("#!/bin/sh\nprintf '\\001\\000\\000\\000\\001'\nexec sleep 1000\n")
+    hanging.chmod(0o755)
+    monkeypatch.setattr(worker_module.sys, "executable", str(hanging))
+    fds, before, deadline_s = open_fds(), children(), 0.05
+    elapsed_s: list[float] = []
+    longest_turn_s = 0.0
+    with VerifierPool(num_workers=4, deadline_s=deadline_s) as pool:
+        for i in range(1000):
+            pool.submit(job(i, HANGS))
+        settled_bytes = 0
+        while len(elapsed_s) < 1000:
+            asked = time.monotonic()
+            verdicts = [verdict for _, verdict in pool.poll(1.0)]
+            longest_turn_s = max(longest_turn_s, time.monotonic() - asked)
+            assert {v.outcome for v in verdicts} <= {"unknown"}
+            elapsed_s += [v.elapsed_s for v in verdicts]
+            if not settled_bytes and len(elapsed_s) >= 300:
+                settled_bytes = resident_bytes()
+        # An answer is asked in one turn and given up in another, and either may stand still on a busy machine.
+        assert max(elapsed_s) <= deadline_s + 0.5 + 2 * longest_turn_s
+        stats = pool.stats()
+        assert (stats["num_unknown"], stats["num_kills"], stats["num_restarts"]) == (1000, 1000, 1000)
+        assert stats["num_waiting"] == 0
+        assert children() - before == set(pool.child_pids()) and len(pool.child_pids()) == 4
+        assert resident_bytes() - settled_bytes < 4 << 20
+    assert open_fds() == fds and children() == before
+
+
 def test_a_child_killed_in_the_middle_of_a_job_is_unknown():
     with VerifierPool(num_workers=1, deadline_s=60.0) as pool:
         pool.submit(job(1, SLOW_PATH))

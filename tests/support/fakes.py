@@ -161,9 +161,9 @@ class Simulation:
     def _say_hello(self, role: Any, name: str, slots: int, boot: str = "1") -> None:
         self.inbox.append((name, Hello(role, name, f"{name}/{boot}", 1, slots)))
 
-    def add_engine(self, name: str, boot: str = "1") -> None:
+    def add_engine(self, name: str, boot: str = "1", role: str = "engine") -> None:
         self.engines[name] = FakeEngine(self.config.engines.slots, self.config.seed, name, self.script)
-        self._say_hello("engine", name, self.config.engines.slots, boot)
+        self._say_hello(role, name, self.config.engines.slots, boot)
 
     # --- the transport the coordinator sees ---
 

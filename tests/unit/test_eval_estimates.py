@@ -9,17 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.evaluation.estimates import (
-    Estimate,
-    best_at_k,
-    mean_estimate,
-    parse_ks,
-    pass_at_k,
-    rate_estimate,
-    rising,
-    worst_at_k,
-)
+from learner.evaluation.estimates import Estimate, mean_estimate, parse_ks, rate_estimate, rising
+from pipeline.at_k import best_at_k, pass_at_k, powers_up_to, worst_at_k
 from pipeline.errors import ConfigError
+
+
+def test_the_ks_reported_of_n_rollouts():
+    assert [powers_up_to(n) for n in (0, 1, 2, 6, 8)] == [[], [1], [1, 2], [1, 2, 4, 6], [1, 2, 4, 8]]
 
 
 @settings(max_examples=100)

@@ -83,13 +83,12 @@ def test_lengths_that_never_differ_are_one_bucket():
     assert "all" in text(found)
 
 
-def test_mix_and_hard_are_those_of_an_evaluation_during_training():
+def test_every_number_is_that_of_an_evaluation_during_training():
     rows = make_outcomes()
     evaluation = Evaluation("after", 0, [])
     for row in rows:
-        rollout = Rollout(
-            0, 0, 0, b"", pack_ids([1]), pack_logprobs([0.0]), (), "stop", "", "engine", started_ns=0, finished_ns=0
-        )
+        ids, ending = pack_ids([1] * row.num_tokens), "length" if row.truncated else "stop"
+        rollout = Rollout(0, 0, 0, b"", ids, pack_logprobs([0.0]), (), ending, "", "e", started_ns=0, finished_ns=0)
         problem = Problem(row.problem_id, "tests", "", "", row.level)
         evaluation.settle(problem, Result(rollout, Verdict("correct" if row.correct else "incorrect", row.reward)))
     record = evaluation.record(WEIGHTS, ("hard",))
@@ -98,6 +97,15 @@ def test_mix_and_hard_are_those_of_an_evaluation_during_training():
     assert found.mix_pass_at_1.value == pytest.approx(record["mix_pass_at_1"], abs=1e-12)
     assert found.hard_pass_at_1.value == pytest.approx(record["hard_pass_at_1"], abs=1e-12)
     assert {r.level: r.pass_at_1.value for r in found.by_level} == pytest.approx(record["pass_at_1"])
+    assert {r.level: r.truncated.value for r in found.by_level} == pytest.approx(record["truncated_by_level"])
+    for name in ("pass_at_k", "best_at_k", "worst_at_k"):
+        assert {str(at.k): getattr(at, name).value for at in found.at} == pytest.approx(record[name], abs=1e-12)
+    tokens = [r.num_tokens for r in rows]
+    assert record["mean_tokens"] == pytest.approx(sum(tokens) / len(tokens))
+    in_bucket = [r for r in rows if 8 <= r.num_tokens < 16]
+    assert record["num_by_tokens"]["8"] == len(in_bucket)
+    assert record["correct_by_tokens"]["8"] == pytest.approx(sum(r.correct for r in in_bucket) / len(in_bucket))
+    assert sum(record["num_by_tokens"].values()) == len(rows)
 
 
 def test_a_problem_with_too_few_judged_rollouts_is_named_and_left_out():

@@ -15,7 +15,7 @@ from bench.scaling.coverage import (
     pass_at_k_estimate,
 )
 from bench.scaling.reshaping import gained_and_lost, interference, matthew, strategies
-from learner.evaluation.estimates import best_at_k, pass_at_k, worst_at_k
+from pipeline.at_k import best_at_k, pass_at_k, worst_at_k
 
 
 @settings(max_examples=50)

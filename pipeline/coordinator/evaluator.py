@@ -1,0 +1,86 @@
+"""When evaluations beside training begin, and which engine does them.
+
+Without `eval.pinned` the engines that train do them in flight. With it an engine of its own does: it is given new
+weights only between two evaluations, so that every token of one is of one version.
+"""
+
+from pipeline.coordinator.flow import AttemptFlow
+from pipeline.errors import ConfigError
+from pipeline.messages import NewWeights, WeightsLoaded, WeightsNotice
+from pipeline.tasks.base import TaskSource
+
+
+class Evaluator:
+    def __init__(self, flow: AttemptFlow, task: TaskSource):
+        self._flow = flow
+        self._task = task
+        self._last_step = 0
+        self._is_asked = False
+        self._name = ""  # of the engine of its own, while there is one
+        self._slots = 0
+        self._sent: int | None = None  # the newest version that was sent to it,
+        self._serves: int | None = None  # and the one it has loaded
+
+    # --- its engine ---
+
+    def join(self, name: str, slots: int) -> None:
+        self._name, self._slots = name, slots
+        self._sent = self._serves = None
+
+    def leave(self, name: str) -> None:
+        """A peer is gone; an evaluation that this one was doing begins again, perhaps at a later version."""
+        if name != self._name:
+            return
+        self._name = ""
+        self._sent = self._serves = None
+        self._flow.eval_work.remove_peer(name)
+        if self._is_pinned_running:
+            self._flow.abandon_evaluation()
+            self._is_asked = True
+
+    def loaded(self, name: str, message: WeightsLoaded) -> None:
+        if self._serves is None:
+            self._flow.eval_work.add_peer(name, message.slots or self._slots)
+        self._serves = message.policy_version
+
+    def catch_up(self, weights: WeightsNotice | None) -> list[tuple[str, NewWeights]]:
+        """What its engine must be sent now, by name: the newest weights, unless it is evaluating."""
+        if not self._name or weights is None or self._is_pinned_running or self._sent == weights.policy_version:
+            return []
+        self._sent = weights.policy_version
+        return [(self._name, NewWeights(weights))]
+
+    @property
+    def _is_pinned_running(self) -> bool:
+        return self._flow.evaluation is not None and self._flow.evaluation.is_pinned
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether training may start: not before its engine, or the first evaluations would be missing."""
+        config = self._flow.config.eval
+        return not (config.pinned and config.every_steps) or self._serves is not None
+
+    # --- when ---
+
+    def training_starts(self) -> None:
+        self._last_step = self._flow.policy_version
+
+    def ask(self) -> None:
+        """Evaluate as soon as possible; raises ConfigError while an evaluation runs."""
+        if self._flow.evaluation is not None or self._is_asked:
+            raise ConfigError("an evaluation can start during training, and one at a time")
+        self._is_asked = True
+
+    def start_if_due(self) -> None:
+        """Called during training, after `catch_up`: a pinned evaluation waits until its engine has what it was sent."""
+        flow, config = self._flow, self._flow.config.eval
+        every, step = config.every_steps, flow.policy_version
+        is_due = bool(every) and step >= self._last_step + every
+        if flow.evaluation is not None or not (is_due or self._is_asked):
+            return
+        if config.pinned and (self._serves is None or self._serves != self._sent):
+            return
+        if is_due:
+            self._last_step = step - step % every
+        self._is_asked = False
+        flow.start_evaluation("during", self._task, self._serves if config.pinned else None)
