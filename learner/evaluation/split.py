@@ -12,7 +12,7 @@ import msgspec
 
 from learner.evaluation.outcomes import RolloutOutcome, by_problem
 from pipeline.errors import ConfigError
-from samplers.base import Problem
+from pipeline.messages import Problem
 
 NUM_FIRST, NUM_ALL = 16, 128
 EASY = (0.3, 0.6)
