@@ -159,11 +159,11 @@ class FakeSGLang:
 
 
 def main() -> None:
-    """As a server process: `HOLD` in its environment makes requests run until they are aborted."""
+    """As a server process. A file faults.json beside the model, `{"exit": why}`, makes it fail at once."""
     port = int(sys.argv[sys.argv.index("--port") + 1])
     model_dir = Path(sys.argv[sys.argv.index("--model-path") + 1])
-    if (faults := model_dir / "faults.json").is_file() and "exit" in (fault := json.loads(faults.read_text())):
-        print(f"RuntimeError: {fault['exit']}")
+    if (faults := model_dir / "faults.json").is_file():
+        print(f"RuntimeError: {json.loads(faults.read_text())['exit']}")
         sys.exit(3)
     loop = asyncio.new_event_loop()
     loop.run_until_complete(FakeSGLang()._serve(port))
