@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -42,6 +43,7 @@ def check_rollouts(bench: SGLangBench, version: int) -> None:
 
 
 def test_a_killed_server_is_started_again_and_leaves_nothing_behind(owned, tmp_path):
+    before = set(Path("/dev/shm").glob("sglang_*"))
     check_rollouts(owned, 0)
     owned.engine.submit([work(i, "ab", max_new_tokens=100) for i in range(8)])
     (pid,) = servers_of(owned.model_dir)
@@ -54,4 +56,5 @@ def test_a_killed_server_is_started_again_and_leaves_nothing_behind(owned, tmp_p
     check_rollouts(owned, 1)
     owned.engine.close()
     assert servers_of(owned.model_dir) == []
+    assert set(Path("/dev/shm").glob("sglang_*")) <= before
     assert (tmp_path / "logs" / "engine-0-server.log").stat().st_size

@@ -64,8 +64,8 @@ class Connection:
         assert self._capabilities is not None
         return self._capabilities
 
-    def why_dead(self) -> str:
-        return self._server.why_dead()
+    def why_dead(self, wait_s: float = 0.0) -> str:
+        return self._server.why_dead(wait_s)
 
     async def open(self) -> None:
         """Start the server if it is ours and return when it has generated a token; raises EngineError."""
@@ -87,6 +87,7 @@ class Connection:
                             await self._client.post("/end_weight_update", {}, CONTINUE_S)
         except TimeoutError:
             raise EngineError(f"{self._server.url} did not become healthy within {limit_s:g} s") from None
+        self._server.settle()
         self._capabilities = capabilities
 
     async def _until_answered(self, *paths: str) -> None:

@@ -30,6 +30,7 @@ from pipeline.tokenization import PromptCodec
 STEP_S = 0.02
 OPEN_S = 0.05  # how long one look at a server that starts may take
 WATCH_S = 1.0
+DEATH_S = 0.5
 MAX_ERRORS = 3  # in a row, of single requests: the server is at fault then, not the request
 MAX_STARTS = 6  # in a row without a rollout between them
 BACKOFF_S = (0.0, 1.0, 5.0, 20.0, 60.0)
@@ -137,9 +138,11 @@ class SGLangEngine:
         await self._connection.shut()
 
     def _lose(self, reason: str) -> NoReturn:
+        # Connections break a moment before a dead process can be seen to be dead, which says more.
+        reason = self._connection.why_dead(DEATH_S) or reason
         self._shut()
         self._back_off(reason)
-        raise EngineError(f"{self._engine_id}: {reason}; it is started again")
+        raise EngineError(f"{reason}; it is started again")
 
     def _back_off(self, reason: str) -> None:
         self._starts += 1

@@ -44,8 +44,12 @@ class Server(Protocol):
         """Begin to start it, if it is ours; it answers some time later."""
         ...
 
-    def why_dead(self) -> str:
-        """How the process ended; empty while it lives, or when that cannot be known."""
+    def settle(self) -> None:
+        """Told once it answers."""
+        ...
+
+    def why_dead(self, wait_s: float = 0.0) -> str:
+        """How the process ended, if it does so within `wait_s`; empty while it lives, or when that cannot be known."""
         ...
 
     def stop(self) -> None:
@@ -61,7 +65,9 @@ class AttachedServer:
 
     def start(self) -> None: ...
 
-    def why_dead(self) -> str:
+    def settle(self) -> None: ...
+
+    def why_dead(self, wait_s: float = 0.0) -> str:
         return ""
 
     def stop(self) -> None: ...
@@ -80,6 +86,7 @@ class OwnedServer:
         self._seed = seed % (1 << 31)
         self._process: subprocess.Popen | None = None
         self._scratch: Path | None = None
+        self._segments: set[Path] = set()
         # In a run the logs of all its processes lie here; elsewhere the last line is all that is ever read of it.
         self._log = Path("logs", f"engine-{index}-server.log").absolute() if Path("logs").is_dir() else None
         self.url = ""
@@ -124,10 +131,11 @@ class OwnedServer:
         assert self._scratch is not None
         return (self._log or self._scratch / "server.log").open("ab")
 
-    def why_dead(self) -> str:
+    def why_dead(self, wait_s: float = 0.0) -> str:
         assert self._process is not None
-        status = self._process.poll()
-        if status is None:
+        try:
+            status = self._process.wait(wait_s)
+        except subprocess.TimeoutExpired:
             return ""
         how = f"was killed by signal {-status}" if status < 0 else f"exited with {status}"
         return f"the SGLang server {how} ({self._last_words()})"
@@ -153,15 +161,29 @@ class OwnedServer:
             process.wait()
         self._remove_scratch()
 
+    def settle(self) -> None:
+        """Remember the shared memory that it maps: SGLang never removes it, and a killed server cannot be asked."""
+        assert self._process is not None
+        self._segments = shared_memory_of(self._process.pid)
+
     def _remove_scratch(self) -> None:
-        """What a killed server leaves: its temporary files, and the shared memory that it named after one of them."""
         scratch, self._scratch = self._scratch, None
-        if scratch is None:
-            return
-        for file in scratch.iterdir():
-            for segment in Path("/dev/shm").glob(f"sglang_loads_{file.name}_*"):
-                segment.unlink(missing_ok=True)
-        shutil.rmtree(scratch, ignore_errors=True)
+        segments, self._segments = self._segments, set()
+        for segment in segments:
+            segment.unlink(missing_ok=True)
+        if scratch is not None:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def shared_memory_of(process_group: int) -> set[Path]:
+    """SGLang's files in /dev/shm that processes of the group have mapped (Linux)."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            if os.getpgid(int(process.name)) == process_group:
+                mapped = (process / "maps").read_text().split()
+                found |= {Path(word) for word in mapped if word.startswith("/dev/shm/sglang_")}
+    return found
 
 
 def make_server(config: EnginesConfig, model_dir: str, index: int, seed: int) -> Server:
