@@ -20,6 +20,8 @@ from pipeline.learner_config import LearnerConfig
 from pipeline.manifest import verify_manifest
 from pipeline.weights import weights_checksum
 
+# How batches were cut, and what a model is built with: a step that is taken again has the run's own.
+FIXED = ("learner.batch", "learner.num_processes", "learner.gradient_checkpointing", "learner.lora")
 COMPARED = ("loss", "grad_norm", "ess", "clipped_frac", "reward_mean")
 
 
@@ -85,8 +87,8 @@ def replay(
     """
     torch.set_num_threads(1)  # as in the learner: another number would add up in another order
     learner, _ = open_learner(config, start.checkpoint)
-    reference = learner.reference
-    if reference is None and (aside := overridden(config, config.learner, overrides)).kl.coef:
+    reference, aside = learner.reference, overridden(config, config.learner, overrides)
+    if aside.kl.coef and (reference is None or aside.kl.reference != config.learner.kl.reference):
         reference = open_reference(msgspec.structs.replace(config, learner=aside), learner.model)
     for step in range(start.base + 1, last + 1):
         record = read_record(run_dir, step)
@@ -106,12 +108,15 @@ def replay(
 
 
 def overridden(config: Config, own: LearnerConfig, overrides: Sequence[str]) -> LearnerConfig:
-    """`own` under overrides of [learner]; raises ConfigError for any other, and for what only cuts batches."""
+    """`own` under overrides of [learner]; raises ConfigError for any other, and for `FIXED`, which would do nothing."""
     config = msgspec.structs.replace(config, learner=own)
     for override in overrides:
         key = override.partition("=")[0].strip()
-        if not key.startswith("learner.") or key.startswith("learner.batch"):
-            raise ConfigError(f"{key!r} has no part in a recorded step; replay takes settings of [learner] but batch_*")
+        if not key.startswith("learner.") or key.startswith(FIXED):
+            names = ", ".join(name.removeprefix("learner.") for name in FIXED)
+            raise ConfigError(
+                f"{key!r} has no part in a step taken again; replay takes settings of [learner] but {names}"
+            )
         config = override_config(config, override)
     return config.learner
 

@@ -159,11 +159,18 @@ def list_set_aside(task: TaskSource, run_dir: Path) -> None:
 
 
 def _resolve_model(config: Config) -> Config:
-    path = model_for_task(config.model.path, str(config.task.__struct_config__.tag))
-    found = resolve_model_path(path)
-    if not path.startswith("builtin:"):
-        path = str(found.absolute())
-    return msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, path=path))
+    task, kl = str(config.task.__struct_config__.tag), config.learner.kl
+    model = msgspec.structs.replace(config.model, path=_found_model(config.model.path, task))
+    if kl.reference:
+        kl = msgspec.structs.replace(kl, reference=_found_model(kl.reference, task, "learner.kl.reference"))
+    learner = msgspec.structs.replace(config.learner, kl=kl)
+    return msgspec.structs.replace(config, model=model, learner=learner)
+
+
+def _found_model(path: str, task: str, setting: str = "model.path") -> str:
+    path = model_for_task(path, task)
+    found = resolve_model_path(path, setting)
+    return path if path.startswith("builtin:") else str(found.absolute())
 
 
 def _resolve_engines(config: Config) -> Config:

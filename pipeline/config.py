@@ -296,7 +296,9 @@ def _apply_override(raw: dict[str, Any], override: str) -> None:
     *tables, leaf = key.strip().split(".")
     table = raw
     for name in tables:
-        table = table.setdefault(name, {})
+        if table.get(name) is None:  # not there, or off in a config that was read back
+            table[name] = {}
+        table = table[name]
         if not isinstance(table, dict):
             raise ConfigError(f"{override!r}: {name} is a value, not a table")
     if leaf == "kind" and table.get("kind") not in (value, None):

@@ -14,6 +14,7 @@ Proximal = Literal["engine", "current", "approximate"]
 AdvantageKind = Literal["centered", "standardized", "leave_one_out", "batch_standardized", "max_rl", "power"]
 Rescale = Literal["none", "anchor", "ratio", "count_ratio"]
 Credit = Literal["reward", "best"]
+Beta = Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)]
 
 
 class _Loss(Section, frozen=True, tag_field="kind"):
@@ -273,7 +274,7 @@ class LearnerConfig(Section, frozen=True):
     """
 
     lr: NonNegative = 2e-4
-    betas: tuple[float, float] = (0.9, 0.99)
+    betas: tuple[Beta, Beta] = (0.9, 0.99)
     weight_decay: NonNegative = 0.0
     warmup_steps: NonNegativeInt = 5
     max_grad_norm: Positive = 1.0

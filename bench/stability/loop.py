@@ -186,7 +186,8 @@ class LaggedLoop:
         return [Result(r := rollouts[a], self._judge(problem, r)) for a, problem in problems.items()]
 
     def _train(self, batch: int, groups: Sequence[Group]) -> None:
-        report = self.learner.step(groups, self.config.learner.batch_size)
+        learner = self.config.learner
+        report = self.learner.step(groups, learner.batch_size if learner.batch_by == "attempts" else None)
         self._versions.append(self._snapshot())
         metrics = report.metrics
         self._steps.append(

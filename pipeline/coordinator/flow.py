@@ -21,6 +21,9 @@ from samplers.base import Launch, Sampler
 
 EVAL_CHAIN = -1
 STARVED_BATCHES = 3
+# A run ends when so many attempts for each slot of the engines came to nothing and not one between them was judged: the
+# rest of its budget would go the same way, and without `max_rollouts` it would never end.
+MAX_FUTILE_PER_SLOT = 16
 
 
 class AttemptFlow:
@@ -46,6 +49,7 @@ class AttemptFlow:
         self.policy_version = 0
         self.is_holding = False  # nothing is launched until what was launched before is trained
         self._num_empty = 0  # batches in a row without a group
+        self._num_futile = 0  # places in a row that stayed empty
 
     # --- launching ---
 
@@ -137,7 +141,7 @@ class AttemptFlow:
             self.fail(message.attempt_id, message.reason)
             return
         self.tally.warn(message.reason)
-        self._conclude(message.attempt_id, None)
+        self._conclude(message.attempt_id, None, message.reason)
 
     def _refuse(self, attempt_id: int, error: WireError) -> None:
         self.tally.count("error/wire")
@@ -162,7 +166,7 @@ class AttemptFlow:
         place = self.book.places[attempt_id]
         if place.tries >= MAX_TRIES:
             self.tally.warn(f"{place.work.problem.problem_id}: no usable rollout after many tries ({reason})")
-            self._conclude(attempt_id, None)
+            self._conclude(attempt_id, None, reason)
             return
         if place.work.purpose == "train":
             self.journal.write(Replaced(attempt_id, self.book.next_attempt_id))
@@ -172,7 +176,13 @@ class AttemptFlow:
         self._end([attempt_id], "failed", self.book.places[attempt_id].work.purpose)
         self.queue(self.book.replace(attempt_id), urgent=True)
 
-    def _conclude(self, attempt_id: int, result: Result | None) -> None:
+    def _conclude(self, attempt_id: int, result: Result | None, reason: str = "") -> None:
+        self._num_futile = self._num_futile + 1 if result is None else 0
+        if self._num_futile >= MAX_FUTILE_PER_SLOT * max(self.work.num_slots, 1):
+            raise RunFailed(
+                f"none of the last {self._num_futile} attempts could be run and judged (last: {reason}); mend that "
+                "and start again"
+            )
         if self.book.places[attempt_id].work.purpose == "train":
             self.journal.write(Settled(attempt_id, result))
         self.settle(attempt_id, result)

@@ -104,13 +104,15 @@ def test_train_passes_the_checked_config_to_the_supervisor(tmp_path, monkeypatch
 
     monkeypatch.setattr("pipeline.daemon.run", supervise)
     argv = ["train", "run.toml", "task.kind=jsonl", "task.path=data.jsonl", "task.eval_size=2", "--seed", "9"]
-    argv.append("model.path=builtin:manufactoria")
+    (tmp_path / "reference.gguf").write_bytes(b"")
+    argv += ["model.path=builtin:manufactoria", "learner.kl.reference=reference.gguf"]
     assert main([*argv, "--no-tui", "--run-dir", "out"]) == 7
     (run_dir, resume, config) = seen[0]
     assert (run_dir, resume) == (tmp_path / "out", False)
     assert (config.seed, config.learner.lr) == (9, 1e-3)
     assert config.model.path == "builtin:manufactoria"
     assert config.task.path == str(tmp_path / "data.jsonl")  # the roles work in another directory
+    assert config.learner.kl.reference == str(tmp_path / "reference.gguf")
     assert "failed: on purpose" in capsys.readouterr().out
 
     assert main(["resume", "out", "--no-tui"]) == 7

@@ -1,11 +1,13 @@
 """The coordinator against fake peers: books that balance, bounds that hold, runs that end."""
 
+import fakes
 import pytest
 from fakes import Simulation
 
 from pipeline.checkpoints import latest
 from pipeline.config import Config, parse_config
-from pipeline.engines.fake import FakeScript
+from pipeline.engines.base import Failure
+from pipeline.engines.fake import FakeEngine, FakeScript
 from pipeline.errors import RunFailed
 from pipeline.messages import Batch, Cancel, Hello, NewWeights, Stop, WeightsLoaded, WorkItems
 
@@ -136,6 +138,32 @@ def test_a_verifier_that_judges_nothing_stops_the_run_with_the_reason(tmp_path):
     run = Simulation(tmp_path, config(), unknown_every=1)
     with pytest.raises(RunFailed, match=r"could not judge 100%.*scripted"):
         run.run()
+
+
+class FullEngine(FakeEngine):
+    """Its model has no room for `impossible` problems."""
+
+    impossible = staticmethod(lambda problem: True)
+
+    def _admit(self, work):
+        return Failure(work.attempt_id, "too long", False) if self.impossible(work.problem) else super()._admit(work)
+
+
+def test_a_run_whose_every_attempt_is_impossible_ends_with_the_reason(tmp_path, monkeypatch):
+    """Its budget would be spent on nothing, or without one it would go on for ever."""
+    monkeypatch.setattr(fakes, "FakeEngine", FullEngine)
+    run = Simulation(tmp_path, config(max_rollouts=0, max_steps=3))
+    with pytest.raises(RunFailed, match=r"none of the last .*too long"):
+        run.run()
+
+
+def test_problems_that_cannot_be_run_cost_the_others_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(fakes, "FakeEngine", FullEngine)
+    monkeypatch.setattr(FullEngine, "impossible", staticmethod(lambda p: p.level == "hard"))
+    run = Simulation(tmp_path, config(max_rollouts=0, max_steps=30))
+    run.run()
+    assert run.version == 30 and run.ledger.counts["failed"] > 16 * run.config.engines.slots
+    assert run.coordinator.state == "finished"
 
 
 def test_a_lost_engine_costs_only_its_rollouts_in_flight(tmp_path):

@@ -21,12 +21,12 @@ from pipeline.weights import weights_checksum
 class RecordedRun:
     """`num_steps` steps of a tiny learner, recorded as the learner process does; a checkpoint after step 2."""
 
-    def __init__(self, path: Path, num_steps: int = 4, limit_gib: float = 1.0):
+    def __init__(self, path: Path, num_steps: int = 4, limit_gib: float = 1.0, **learner: object):
         torch.manual_seed(0)
         self.dir = path / "run"
         self.dir.mkdir()
         model_dir = tiny_model_dir(path / "start")
-        self.config = self._config(str(model_dir))
+        self.config = self._config(str(model_dir), learner)
         write_config(self.dir, self.config)
         learner, tokenizer = open_learner(self.config, None)
         self.recorder = Recorder(self.dir, limit_gib, learner.policy_version)
@@ -40,8 +40,8 @@ class RecordedRun:
                 save_checkpoint(checkpoint, learner, tokenizer)
 
     @staticmethod
-    def _config(model_path: str) -> Config:
-        raw = {"model": {"path": model_path}, "learner": {"lr": 1e-2, "warmup_steps": 2}}
+    def _config(model_path: str, learner: dict) -> Config:
+        raw = {"model": {"path": model_path}, "learner": {"lr": 1e-2, "warmup_steps": 2} | learner}
         return parse_config(raw, "test")
 
     def path_of(self, step: int) -> Path:
@@ -99,6 +99,20 @@ def test_the_same_settings_give_the_same_step(run, capsys):
         assert step["variant"]["update_cosine"] == pytest.approx(1.0, abs=1e-12)
 
 
+def test_a_run_with_a_reference_is_also_taken_under_another(tmp_path, capsys):
+    run = RecordedRun(tmp_path, num_steps=2, kl={"coef": 0.5})
+    other = tiny_model_dir(tmp_path / "other", seed=7)
+    _, report = replayed(run, capsys, "--steps", "1", f"learner.kl.reference={other}")
+    step = report["steps"][0]
+    assert step["is_identical"] and step["metrics"]["kl_ref"] == 0.0, "step 1 starts from its own reference"
+    assert step["variant"]["metrics"]["kl_ref"] > 0.1
+
+
+def test_a_critic_can_be_tried_with_settings_of_its_own(run, capsys):
+    _, report = replayed(run, capsys, "--steps", "3", "learner.loss.kind=ppo", "learner.loss.critic.warmup_steps=0")
+    assert "critic/loss" in report["steps"][0]["variant"]["metrics"]
+
+
 @pytest.mark.parametrize(
     ("args", "words"),
     [
@@ -108,6 +122,8 @@ def test_the_same_settings_give_the_same_step(run, capsys):
         (["--steps", "all"], "a..b with 1 <= a <= b"),
         (["--steps", "3", "sampler.kind=fixed"], "'sampler.kind' has no part"),
         (["--steps", "3", "learner.batch_size=3"], "'learner.batch_size' has no part"),
+        (["--steps", "3", "learner.lora.rank=4"], "'learner.lora.rank' has no part"),
+        (["--steps", "3", "learner.num_processes=2"], "'learner.num_processes' has no part"),
         (["--steps", "3", "learner.loss.kind=nonsense"], "nonsense"),
     ],
 )

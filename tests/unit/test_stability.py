@@ -122,6 +122,20 @@ def test_a_hopeless_policy_is_cut_short(monkeypatch):
     assert [e.batches for e in course.evaluations] == [0, 2] and len(course.steps) == 2
 
 
+def test_a_batch_of_groups_weighs_the_rollouts_behind_it(tmp_path):
+    """As in a run: `launched` divides by rollouts, and a batch that counts groups holds more of them."""
+    looped = LaggedLoop(small("learner.batch_by=groups", "learner.batch_size=2", "max_steps=1"), tmp_path)
+    step, attempts = looped.learner.step, []
+
+    def recorded(groups, num_attempts):
+        attempts.append(sum(g.num_attempts for g in groups) if num_attempts is None else num_attempts)
+        return step(groups, num_attempts)
+
+    looped.learner.step = recorded
+    looped.run()
+    assert attempts == [16]
+
+
 def test_both_limits_of_a_run_bound_its_batches():
     assert num_batches(small("max_steps=5", "max_rollouts=144")) == 3
     assert num_batches(small("max_steps=0", "max_rollouts=150")) == 3
