@@ -82,7 +82,7 @@ def test_a_bare_word_is_a_string():
         ("sampling.top_p=0.9", "top_p, top_k and min_p must stay"),
         ("sampling.top_k=5", "top_p, top_k and min_p must stay"),
         ("learner.lr=inf", r"\[learner.lr\] expected a finite number"),
-        ("learner.betas=[0.9, inf]", r"\[learner.betas\[1\]\] expected a finite number"),
+        ("learner.corrections.masks=[{kind='icepop', high=inf}]", r"masks\[0\].high\] expected a finite number"),
         ("seed=99999999999999999999", r"\[seed\] expected a finite number of at most 64 bits"),
         ("max_steps=99999999999999999999", r"\[max_steps\]"),
         ("learner", "section.key=value"),
