@@ -6,6 +6,7 @@ over an engine that decodes.
 """
 
 import asyncio
+import contextlib
 import math
 import time
 import uuid
@@ -58,7 +59,7 @@ class SGLangEngine:
         self._loop = asyncio.new_event_loop()
         self._connection = Connection(server, config, num_spare_gpus)
         self._opening: asyncio.Task[None] | None = None
-        self._watching: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
         self._retry_at = 0.0
         self._starts = 0
         self._errors = 0
@@ -104,25 +105,26 @@ class SGLangEngine:
             return False
         capabilities = self._connection.capabilities
         self.slots = max(1, min(self._config.slots, capabilities.slots - 1))  # the canary takes the last one
-        self._watching = self._start_task(self._watch())
+        self._start_task(self._watch())
         return True
 
     def _start_task(self, coroutine: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         """A task whose failure ends the worker, like one anywhere else, instead of being forgotten with it."""
 
         def check(task: "asyncio.Task[None]") -> None:
+            self._tasks.discard(task)
             if not task.cancelled() and (error := task.exception()) is not None:
                 self._crash = error
 
         task = self._loop.create_task(coroutine)
+        self._tasks.add(task)
         task.add_done_callback(check)
         return task
 
     def _shut(self) -> None:
         """Let go of the server and of every attempt."""
-        tasks = [running.task for running in self._running.values()] + [self._watching, self._opening]
-        tasks = [task for task in tasks if task is not None]
-        self._watching = self._opening = None
+        tasks = [*self._tasks, *([self._opening] if self._opening is not None else [])]
+        self._opening = None
         self._waiting.clear()
         self._running.clear()
         self._ids.clear()
@@ -338,10 +340,8 @@ class SGLangEngine:
         if not running.rid:  # not sent yet, and it will not be
             return
         while not running.task.done():
-            try:
-                await self._connection.client.post("/abort_request", {"rid": running.rid}, WATCH_S)
-            except EngineError:
-                return  # a server in trouble is noticed by who waits for it
+            with contextlib.suppress(EngineError):  # a server in trouble is noticed by `_watch`
+                await self._connection.client.post("/abort_request", {"rid": running.rid}, self._config.hang_s)
             await asyncio.wait({running.task}, timeout=WATCH_S)
 
     def step(self) -> list[Rollout | Failure]:
@@ -354,9 +354,11 @@ class SGLangEngine:
         self._loop.run_until_complete(self._wait_for_news())
         if self._crash is not None:
             raise self._crash
-        trouble = self._connection.why_dead() or self._trouble
         ended: list[Rollout | Failure] = self._ended
         self._ended = []
+        # A request may fail a moment before the server that died under it can be seen to be dead.
+        has_failed = any(isinstance(e, Failure) and e.retryable for e in ended)
+        trouble = self._connection.why_dead(DEATH_S if has_failed else 0.0) or self._trouble
         if trouble:
             ended = [e for e in ended if isinstance(e, Rollout)]  # the rest is lost with the server
             if not ended:
