@@ -3,10 +3,11 @@ r"""Equality of two written answers without a computer algebra system.
 `compare` is True for equal text and for numbers of equal value, False only when both sides are plain numbers that
 differ, and None when it cannot tell. A plain number is an integer, decimal, simple fraction or mixed number with
 optional thousands separators, currency sign, percent sign and a unit in words: `-1,234.50`, `\frac{3}{4}`, `3 1/2`,
-`12.5\%`, `18 dollars`.
+`12.5\%`, `18 dollars`, `€5`. Digits may be those of any script.
 """
 
 import re
+import unicodedata
 from decimal import Decimal
 from fractions import Fraction
 from typing import NamedTuple
@@ -39,8 +40,9 @@ _DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", 
 _DECIMAL = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?|[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
 _TEX_FRACTION = r"\\frac ?(?:\{(?P<n1>[0-9]+)\}|(?P<n2>[0-9])) ?(?:\{(?P<d1>[0-9]+)\}|(?P<d2>[0-9]))"
 _FRACTION = rf"(?:{_TEX_FRACTION}|(?P<n3>[0-9]+)/(?P<d3>[0-9]+))"
+_SIGN = r"(?P<sign>[+-]?(?P<currency>[$€£¥]?)[+-]?)"
 _NUMBER = re.compile(
-    rf"(?P<sign>[+-]?\$?[+-]?)(?:(?:(?P<whole>[0-9]+)(?: |(?=\\)))?{_FRACTION}|(?P<decimal>{_DECIMAL}))(?P<percent>%?)"
+    rf"{_SIGN}(?:(?:(?P<whole>[0-9]+)(?: |(?=\\)))?{_FRACTION}|(?P<decimal>{_DECIMAL}))(?P<percent>%?)"
 )
 _UNIT = re.compile(r"[A-Za-z]{2,}(?: [A-Za-z]{2,})*")
 # Words after a number that change its value or hedge, so that the number alone is not the answer.
@@ -52,17 +54,22 @@ _NOT_UNITS = frozenset(_CHANGING_WORDS.split())
 
 
 class PlainNumber(NamedTuple):
-    """`value` is a Decimal for a decimal too long for a Fraction; `unit` is in lower case, "" for none."""
+    """`value` is a Decimal for a decimal too long for a Fraction; `unit` is in lower case, "" for none, and so is
+    `currency` where there is no sign.
+    """
 
     value: Fraction | Decimal
     is_decimal: bool
     percent: bool
     unit: str
+    currency: str
 
 
 def normalize(text: str) -> str:
     """The same answer with delimiters, spacing, text wrappers and spelling variants of LaTeX taken out."""
     text = _strip_delimiters(" ".join(text.split()))
+    if not text.isascii():
+        text = "".join(str(unicodedata.decimal(c)) if c.isdecimal() else c for c in text)
     for old, new in _REPLACED:
         text = text.replace(old, new)
     text = _TEXT.sub(r"\1", _DROPPED.sub("", text))
@@ -96,6 +103,7 @@ def plain_number(text: str) -> PlainNumber | None:
         is_decimal="." in (match["decimal"] or ""),
         percent=bool(match["percent"]),
         unit=unit,
+        currency=match["currency"],
     )
 
 
@@ -123,6 +131,8 @@ def compare(gold: str, answer: str) -> bool | None:
         return True
     a, b = plain_number(gold), plain_number(answer)
     if a is None or b is None or (a.unit and b.unit and a.unit != b.unit):
+        return None
+    if a.currency and b.currency and a.currency != b.currency:
         return None
     return _same_number(a, b)
 

@@ -55,6 +55,21 @@ SAME = [
     ("18", r"18\text{ apples per day}"),
     (r"5\text{ cm}", "5"),
     ("90", r"90^\circ"),
+    ("42", "４２"),
+    ("42", "٤٢"),
+    ("1,234.5", "１,２３４.５"),
+    ("€5", "5"),
+    ("5", "£5.00"),
+    ("5", "5 USD"),
+    ("0.05", "5%"),
+    ("2.5", r"2\frac{1}{2}"),
+    (r"2\tfrac12", "5/2"),
+    (r"1\frac{1}{2}", "1.50"),
+    (r"\frac{1}{-2}", "-0.5"),
+    ("60", r"60\ \text{mph}"),
+    (r"3\text{ cm}^2", "3"),
+    (r"\$1.50", "1.5"),
+    (r"\angle ABC = 30^\circ", "30"),
     # spelling
     (r"\left( 3, \frac{\pi}{2} \right)", r"(3,\frac{\pi}{2})"),
     (r"\left( 3, \frac{\pi}{2} \right)", r"\left(3,\pi/2\right)"),
@@ -84,6 +99,14 @@ SAME = [
     ("(1,2)", "(1, 2)"),
     ("[0,1]", r"[0, 1.0]"),
     (r"(2,\infty)", "x>2"),
+    (r"(-\infty, 3]", r"x \le 3"),
+    (r"(0,1)\cup(2,3)", r"(2,3)\cup(0,1)"),
+    (r"\emptyset", r"\{\}"),
+    (r"\{1,2\}", r"\{2,1\}"),
+    ("x=1,2", "1,2"),
+    (r"\text{no solution}", "No solution"),
+    (r"\sin^2 x+\cos^2 x", "1"),
+    (r"\frac{a}{b}", "a/b"),
     ("x>2", r"(2,\infty)"),
     ("[0,1]", r"0\le x\le 1"),
     (r"x \in [0,1]", "[0,1]"),
@@ -117,6 +140,11 @@ DIFFERENT = [
     ("18", "18 million"),
     ("18", "18 or 19"),
     ("3", "3 and a half"),
+    ("42", "４３"),
+    ("€5", "$5"),
+    ("60 mph", "60 km/h"),
+    ("0.999999", "1"),
+    (r"\frac{22}{7}", r"\pi"),
     # equal to math-verify, and wrong
     (r"\frac{1}{2004!}", r"\frac{1}{2006!}"),
     ("4", r"4\sqrt(2)"),
@@ -155,6 +183,10 @@ DIFFERENT = [
     ("1,2,3", "1,2"),
     ("[0,1]", "[0,1)"),
     (r"(2,\infty)", "x>3"),
+    (r"(-\infty,3]", r"(-\infty,3)"),
+    ("(1,2,3)", "(1,3,2)"),
+    (r"\sin x", r"\cos x"),
+    (r"\text{none}", "0"),
     ("x<3", "x>3"),
     ("x=3", "y=3"),
     ("y=2x+1", "y=3x+1"),
@@ -166,9 +198,41 @@ DIFFERENT = [
 ]
 
 
+MEGABYTE = "x" * 1_000_000
+
+# Whole completions: gold, text, whether the token limit cut it, verdict.
+TEXTS = [
+    ("2", r"\boxed{1}, no, \boxed{2}", False, "correct"),
+    ("1", r"\boxed{1}, no, \boxed{2}", False, "incorrect"),
+    ("3", r"\boxed{1} but the answer is: 3", False, "incorrect"),
+    ("3", "the answer is 3", False, "incorrect"),
+    ("3", "3", False, "incorrect"),
+    ("3", "", False, "incorrect"),
+    ("3", r"\boxed{}", False, "incorrect"),
+    ("3", r"\boxed{3", False, "incorrect"),
+    ("3", "#### 3", False, "correct"),
+    ("3", "Answer: 3 apples", False, "correct"),
+    ("3", "Answer: 3", True, "incorrect"),
+    ("3", r"\boxed{3} and", True, "correct"),
+    ("7", MEGABYTE + r"\boxed{7}", False, "correct"),
+    ("7", rf"\boxed{{{MEGABYTE}}}", False, "unknown"),
+    ("7", MEGABYTE, False, "incorrect"),
+    ("7", rf"\boxed{{{'7' * 1_000_000}}}", False, "incorrect"),
+]
+
+
 def outcome(gold: str, answer: str) -> str:
     problem = Problem("p", "jsonl", "", gold)
     return VERIFIER.verify(problem, rf"Thus \boxed{{{answer}}}.", False).outcome
+
+
+def test_the_table_is_as_long_as_it_should_be():
+    assert len({*SAME, *DIFFERENT, *TEXTS}) == len(SAME) + len(DIFFERENT) + len(TEXTS) >= 150
+
+
+@pytest.mark.parametrize(("gold", "text", "truncated", "expected"), TEXTS, ids=lambda value: f"{value!s:.24}")
+def test_whole_completions(gold: str, text: str, truncated: bool, expected: str):
+    assert VERIFIER.verify(Problem("p", "jsonl", "", gold), text, truncated).outcome == expected
 
 
 @pytest.mark.parametrize(("gold", "answer"), SAME)
