@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -58,7 +58,7 @@ class Evaluation:
             )
         )
 
-    def record(self, level_weights: Mapping[str, float], hard_levels: Sequence[str]) -> dict[str, object]:
+    def record(self, level_weights: Mapping[str, float], hard_levels: Sequence[str]) -> dict[str, Any]:
         """The metrics record (`pipeline.metrics`): pass@1 by level, its mean under `level_weights` (mix) and over the
         hard levels; pass@k, best@k and worst@k up to the fewest rollouts of any problem; rates by length and ending.
         """

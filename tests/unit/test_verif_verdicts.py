@@ -3,6 +3,8 @@
 Each row goes through the whole math verifier in this process: extraction, exact arithmetic, math-verify, second look.
 """
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from pipeline.verifiers.math import MathVerifier
@@ -243,6 +245,12 @@ def test_same(gold: str, answer: str):
 @pytest.mark.parametrize(("gold", "answer"), DIFFERENT)
 def test_different(gold: str, answer: str):
     assert outcome(gold, answer) == "incorrect"
+
+
+def test_off_the_main_thread_too():
+    """The library's own timeouts are signals, which only the main thread may set (Math-Verify#50)."""
+    with ThreadPoolExecutor(1) as executor:
+        assert executor.submit(outcome, "x^2+7", "7+x^2").result() == "correct"
 
 
 @pytest.mark.parametrize("gold", sorted({gold for gold, _ in SAME + DIFFERENT}))
