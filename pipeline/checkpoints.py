@@ -13,6 +13,7 @@ import xxhash
 
 from pipeline.coordinator.batcher import BatcherState
 from pipeline.coordinator.book import BookState
+from pipeline.coordinator.starvation import StarvationState
 from pipeline.errors import NguError
 from pipeline.manifest import sync, verify_manifest
 from pipeline.messages import Group
@@ -35,6 +36,7 @@ class Snapshot(msgspec.Struct):
     pending: list[list[Group]]  # batches cut before a crash that the learner, which is older, has yet to train again
     journal: int  # the segment of the journal that follows
     is_holding: bool = False
+    starvation: StarvationState = msgspec.field(default_factory=StarvationState)
 
 
 def partial_dir(run_dir: Path, step: int) -> Path:

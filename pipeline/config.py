@@ -168,6 +168,22 @@ class EvalConfig(Section, frozen=True):
     pinned: bool = False
 
 
+class GuardsConfig(Section, frozen=True):
+    """What a run does about trouble that it sees coming, besides warning in `ngu status`, the log and TensorBoard.
+
+    `starvation` lists what goes one notch further with each warning that ever more rollouts are truncated, train
+    nothing or are too old: "throttle_retries" halves sampler.max_retry_frac, "lower_lag" takes 1 from
+    staleness.max_lag (down to 1), "continue_truncated" adds 1 to sampler.seq_multiplier (up to 4), so that cut-off
+    rollouts are continued instead of sampled anew. `ngu ctl RUN set` sets them back.
+    `memory_gib` bounds the memory of all the run's processes together (0: not at all). Nine tenths of it are a warning;
+    at the bound the run goes on ("warn"), or saves a checkpoint and pauses until there is room, or stops.
+    """
+
+    starvation: tuple[Literal["throttle_retries", "lower_lag", "continue_truncated"], ...] = ()
+    memory_gib: NonNegative = 0.0
+    memory: Literal["warn", "pause", "stop"] = "pause"
+
+
 class DaemonConfig(Section, frozen=True):
     """`checkpoint_every_steps = 0` keeps only the final checkpoint.
 
@@ -202,6 +218,7 @@ class Config(Section, frozen=True):
     staleness: StalenessConfig = msgspec.field(default_factory=StalenessConfig)
     eval: EvalConfig = msgspec.field(default_factory=EvalConfig)
     daemon: DaemonConfig = msgspec.field(default_factory=DaemonConfig)
+    guards: GuardsConfig = msgspec.field(default_factory=GuardsConfig)
 
     def __post_init__(self):
         if not (self.max_steps or self.max_rollouts):

@@ -28,6 +28,7 @@ LIVE_FIELDS = (
     "sampler.p_ngu",
     "sampler.max_retry_frac",
     "sampler.max_waiting",
+    "sampler.seq_multiplier",
     "learner.lr",
     "staleness.max_lag",
     "staleness.policy",

@@ -1,9 +1,13 @@
-"""What ends a long run unnoticed: processes that hang (the supervisor looks) and a full disk (the coordinator does)."""
+"""What ends a long run unnoticed: processes that hang (the supervisor looks), and what the machine runs out of (the
+coordinator does, between two turns of its loop).
+"""
 
+import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 from pipeline import rundir
 from pipeline.errors import NguError
@@ -11,6 +15,11 @@ from pipeline.errors import NguError
 PERIOD_S = 1.0
 # A checkpoint of the built-in model is a few MB; larger ones are refused by the learner's own write, with its reason.
 MIN_FREE_BYTES = 512 << 20
+MEMORY_PERIOD_S = 5.0
+NEAR_FRAC = 0.9  # of the bound on memory: a warning from here on, and what a run that was over it must fall below
+MIN_JUMP_S = 5.0
+MAX_READING_S = 1.0  # between two clocks: longer, and the process was stopped there
+_PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 
 
 class HangWatch:
@@ -59,6 +68,7 @@ class DiskGuard:
         self._run_dir, self._free_bytes = run_dir, free_bytes
         self._due = 0.0
         self.is_full = False
+        self.free_bytes = 0
 
     def changed(self) -> bool:
         """Whether `is_full` is another than at the last look; looks at most once a second.
@@ -68,6 +78,71 @@ class DiskGuard:
         if time.monotonic() < self._due:
             return False
         self._due = time.monotonic() + PERIOD_S
-        before = self.is_full
-        self.is_full = self._free_bytes(self._run_dir) < (2 if before else 1) * MIN_FREE_BYTES
+        before, self.free_bytes = self.is_full, self._free_bytes(self._run_dir)
+        self.is_full = self.free_bytes < (2 if before else 1) * MIN_FREE_BYTES
         return self.is_full != before
+
+
+class MemoryGuard:
+    """Holds the memory of a run's processes against a bound (0: measures only)."""
+
+    def __init__(self, bound_bytes: float, resident_bytes: Callable[[], int]):
+        self._bound_bytes, self._resident_bytes = bound_bytes, resident_bytes
+        self._due = 0.0
+        self.level: Literal["ok", "near", "over"] = "ok"
+        self.resident_bytes = 0
+
+    def changed(self) -> bool:
+        """Whether `level` is another than at the last look; looks at most every `MEMORY_PERIOD_S`."""
+        if time.monotonic() < self._due:
+            return False
+        self._due = time.monotonic() + MEMORY_PERIOD_S
+        before, self.resident_bytes = self.level, self._resident_bytes()
+        if not self._bound_bytes or self.resident_bytes < NEAR_FRAC * self._bound_bytes:
+            self.level = "ok"
+        else:
+            self.level = "over" if before == "over" or self.resident_bytes >= self._bound_bytes else "near"
+        return self.level != before
+
+
+class ClockGuard:
+    """Notices that somebody set the wall clock, or that the machine slept."""
+
+    def __init__(self, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic):
+        self._wall, self._monotonic = wall, monotonic
+        self._offset_s = wall() - monotonic()
+
+    def jump_s(self) -> float:
+        """By how much the wall clock jumped since the last look; 0 unless by more than `MIN_JUMP_S`."""
+        before, wall, after = self._monotonic(), self._wall(), self._monotonic()
+        if after - before > MAX_READING_S:
+            return 0.0
+        jump, self._offset_s = wall - after - self._offset_s, wall - after
+        return jump if abs(jump) > MIN_JUMP_S else 0.0
+
+
+def tree_bytes(root: int) -> int:
+    """Anonymous resident memory of a process and all its descendants.
+
+    Weights in shared memory do not count: every process that maps them would count them again, and they are bounded.
+    """
+    return sum(map(_anonymous_bytes, _tree(root)))
+
+
+def _anonymous_bytes(pid: int) -> int:
+    try:
+        _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_text().split()
+    except OSError:  # it has just ended
+        return 0
+    return (int(resident) - int(shared)) * _PAGE_BYTES
+
+
+def _tree(root: int) -> Iterator[int]:
+    yield root
+    for children in Path(f"/proc/{root}/task").glob("*/children"):
+        try:
+            pids = children.read_text().split()
+        except OSError:
+            continue
+        for pid in pids:
+            yield from _tree(int(pid))

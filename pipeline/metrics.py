@@ -8,6 +8,8 @@ training, `core_s` {role: CPU seconds}, those of evaluation included. Besides:
   `num_rollouts` {level: n}, `mean_tokens`, `hard_pass_at_1`, `mix_pass_at_1`, `truncated_frac`, `truncated_by_level`;
   `pass_at_k`, `best_at_k`, `worst_at_k` {k: mean over problems}; `correct_by_tokens`, `num_by_tokens` {least tokens of
   the bucket, "16" for 16 to 31: value}
+- `warning`: `time`, `text`
+- `failure`: `time`, `reason`, `metrics` of the time since the last step; the run ends with it
 - `levels`: `rollouts_by_level` {level: {"launched": n, "trained": n, "correct": n}}, `left_out`: what the staleness
   rule left out (`Tally.left_out`)
 """
@@ -59,20 +61,23 @@ class JsonlSink:
 class TensorBoardSink:
     """Writes scalars with the tensorboard package's own event writer, which needs neither torch nor TensorFlow.
 
-    Step metrics keep their names; evaluations go to `eval/...`.
+    Step metrics keep their names; evaluations go to `eval/...`, warnings to the tab "Text". The tab "Custom Scalars" is
+    one page of what to look at first (`tensorboard_page.CHARTS`).
     """
 
     def __init__(self, directory: Path):
         from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-        self._event, self._summary = event_pb2, summary_pb2
+        from pipeline import tensorboard_page
+
+        self._event, self._summary, self._page = event_pb2, summary_pb2, tensorboard_page
         self._writer: EventFileWriter | None = EventFileWriter(str(directory))
+        self._writer.add_event(event_pb2.Event(step=0, summary=tensorboard_page.page()))
         self._started = False
 
     def write(self, record: Record) -> None:
-        scalars = dict(_scalars(record))
-        if self._writer is None or not scalars:
+        if self._writer is None or (summary := self._summarize(record)) is None:
             return
         step = int(record["step"])
         if not self._started and record["kind"] == "step":
@@ -81,12 +86,22 @@ class TensorBoardSink:
             start = self._event.SessionLog(status=self._event.SessionLog.START)
             self._writer.add_event(self._event.Event(step=step, session_log=start))
             self._started = True
-        values = [self._summary.Summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
-        event = self._event.Event(step=step, summary=self._summary.Summary(value=values))
+        event = self._event.Event(step=step, summary=summary)
         if "time" in record:
             event.wall_time = record["time"]
         self._writer.add_event(event)
         self._writer.flush()
+
+    def _summarize(self, record: Record) -> Any | None:
+        match record["kind"]:
+            case "warning":
+                return self._page.text("warnings", record["text"])
+            case "failure":
+                return self._page.text("failure", record["reason"])
+        values = [self._summary.Summary.Value(tag=tag, simple_value=value) for tag, value in _scalars(record)]
+        if record["kind"] == "step" and (histogram := self._page.lag_histogram(record["metrics"])) is not None:
+            values.append(histogram)
+        return self._summary.Summary(value=values) if values else None
 
     def close(self) -> None:
         if self._writer is not None:

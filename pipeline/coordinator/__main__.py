@@ -8,10 +8,11 @@ from pathlib import Path
 from pipeline import checkpoints, control
 from pipeline.channels import ENDPOINT, RouterSocket
 from pipeline.coordinator.controls import Controls
+from pipeline.coordinator.guarding import Guards
 from pipeline.coordinator.loop import Coordinator
 from pipeline.coordinator.status import StatusFile
 from pipeline.errors import NguError
-from pipeline.guards import DiskGuard
+from pipeline.guards import ClockGuard, DiskGuard, MemoryGuard, tree_bytes
 from pipeline.ledger import Ledger
 from pipeline.metrics import open_sinks
 from pipeline.role import run_role
@@ -42,16 +43,19 @@ def main() -> None:
         coordinator.stop_requested = True
 
     signal.signal(signal.SIGTERM, request_stop)
-    status, disk = StatusFile(run_dir), DiskGuard(run_dir)
+    status = StatusFile(run_dir)
+    supervisor = os.getppid()
+    memory = MemoryGuard(config.guards.memory_gib * (1 << 30), lambda: tree_bytes(supervisor))
+    guards = Guards(coordinator, DiskGuard(run_dir), memory, ClockGuard())
     try:
         while not coordinator.ended:
             coordinator.turn(TURN_TIMEOUT_S)
             socket.serve(controls.handle)
-            if disk.changed():
-                coordinator.guard_disk(disk.is_full)
+            guards.look()
             status.update(coordinator)
         status.update(coordinator, coordinator.state)
     except NguError as e:
+        coordinator.records.failure(e.message)
         status.update(coordinator, "failed", e.message)
         raise
     finally:

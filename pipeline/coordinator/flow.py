@@ -3,6 +3,7 @@
 import math
 import time
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 from pipeline import staleness
@@ -12,6 +13,7 @@ from pipeline.coordinator.book import MAX_TRIES, Book, OpenChain, Result, make_g
 from pipeline.coordinator.credit import CreditQueue
 from pipeline.coordinator.evaluation import Evaluation, Phase
 from pipeline.coordinator.journal import Journal, Proposed, Replaced, Settled, Stepped, Taken
+from pipeline.coordinator.starvation import StarvationGuard
 from pipeline.coordinator.tally import Occupancy, Tally
 from pipeline.errors import RunFailed, WireError
 from pipeline.ledger import Fate, Ledger
@@ -46,6 +48,7 @@ class AttemptFlow:
         self.jobs: CreditQueue[VerifyJob] = CreditQueue()
         self.pending: deque[list[Group]] = deque()  # batches to be trained again after a crash, before any other
         self.evaluation: Evaluation | None = None
+        self.starvation = StarvationGuard(config.learner.batch_size)
         self.policy_version = 0
         self.is_holding = False  # nothing is launched until what was launched before is trained
         self._num_empty = 0  # batches in a row without a group
@@ -224,6 +227,8 @@ class AttemptFlow:
                 self._close_chain(decision.chain_id, "given_up" if decision.reason == "gave_up" else "filtered")
             elif decision.resume:
                 self.book.set_aside(decision.chain_id, decision.resume)
+        num_trained = len(group.rollouts) if group is not None else 0
+        self.starvation.round(outcome.truncated, num_trained, self.config.staleness.max_lag)
         self.batcher.add_round(len(outcome.rewards), group, finished.ticket, finished.version)
 
     def _close_chain(self, chain_id: int, fate: Fate) -> None:
@@ -291,15 +296,17 @@ class AttemptFlow:
             self.tally.stale(group.problem.level, left_out)
         return admitted
 
-    def trained(self, groups: tuple[Group, ...], ess: float) -> None:
-        """The learner finished the step that brought it to `policy_version`, at an effective sample size of `ess`.
+    def trained(self, groups: tuple[Group, ...], metrics: Mapping[str, float]) -> None:
+        """The learner finished the step that brought it to `policy_version`, and what it measured in it.
 
         Under `staleness.min_ess` launches wait until the groups launched before are trained: the answer of PipelineRL
         (arXiv 2509.19128) to ratios that run away. Less than a batch of them may remain and joins the next.
         """
-        floor = self.config.staleness.min_ess
+        floor, ess = self.config.staleness.min_ess, metrics.get("ess", 1.0)
         holds = ess < floor
-        self.journal.write(Stepped(self.policy_version, holds))
+        step = Stepped(self.policy_version, holds, metrics.get("ratio_mean", 1.0), metrics.get("lag_mean", 0.0))
+        self.journal.write(step)
+        self.starvation.stepped(step.ratio_mean, step.lag_mean)
         if holds and not self.is_holding:
             self.tally.count("ess_holds")
             self.tally.warn(
@@ -319,6 +326,15 @@ class AttemptFlow:
         held = self.jobs.num_waiting + self.jobs.num_held
         ended = max(self.book.num_in_flight - unjudged, 0) + held
         return Occupancy(self.work.num_held, ended, self.book.num_ended_tokens, self.batcher.num_batches)
+
+    def queues(self) -> dict[str, int]:
+        return {
+            "launch": self.work.num_waiting,
+            "in_flight": self.work.num_held,
+            "verify": self.jobs.num_waiting + self.jobs.num_held,
+            "open_chains": len(self.book.chains),
+            "groups": len(self.batcher.groups),
+        }
 
     # --- evaluation ---
 

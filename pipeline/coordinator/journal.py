@@ -57,6 +57,8 @@ class Stepped(msgspec.Struct, frozen=True, array_like=True, tag="stepped"):
 
     policy_version: int
     holds: bool = False
+    ratio_mean: float = 1.0
+    lag_mean: float = 0.0
 
 
 Entry = Configured | Proposed | Settled | Replaced | Taken | Stepped

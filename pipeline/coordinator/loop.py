@@ -16,7 +16,9 @@ from pipeline.coordinator.evaluation import Phase
 from pipeline.coordinator.evaluator import Evaluator
 from pipeline.coordinator.flow import AttemptFlow
 from pipeline.coordinator.journal import Configured, Journal
+from pipeline.coordinator.records import Records
 from pipeline.coordinator.recovery import recover, take_snapshot
+from pipeline.coordinator.starvation import relieved
 from pipeline.coordinator.tally import Tally
 from pipeline.errors import RunFailed
 from pipeline.ledger import Ledger
@@ -43,6 +45,7 @@ from pipeline.messages import (
     WorkItems,
 )
 from pipeline.metrics import MetricSink
+from pipeline.rundir import write_config
 from pipeline.tasks.base import TaskSource
 from samplers.base import Sampler
 from samplers.registry import make_sampler
@@ -78,15 +81,14 @@ class Coordinator:
         self.transport = transport
         self.task = task
         self.ledger = ledger
-        self.sink = sink
         self.clock = clock
         self.tally = Tally(clock)
         self.journal = Journal(run_dir / "journal")
         self.flow = AttemptFlow(config, sampler, ledger, self.tally, self.journal)
         self.evaluator = Evaluator(self.flow, task)
+        self.records = Records(sink, self.flow)
         self.state: State = "starting"
         self.mode: Mode = "run"
-        self.mode_before_full: Mode = "run"
         self.save_requested = False
         self.stop_requested = False
         self.peers: dict[str, Hello] = {}
@@ -123,8 +125,10 @@ class Coordinator:
             self._handle(name, message)
         self.outbox.extend(self.evaluator.catch_up(self.weights))
         self._advance()
+        self._heed_starvation()
         self._hand_out()
         self.tally.occupied(self.flow.occupancy())
+        self.records.new_warnings()
         self.journal.flush()
         self.ledger.commit()
         outbox, self.outbox = self.outbox, []
@@ -267,33 +271,17 @@ class Coordinator:
         if self.training is not None and is_new:
             if message.warning:
                 self.tally.warn(message.warning)
-            self.flow.trained(self.training.groups, message.metrics.get("ess", 1.0))
+            self.flow.trained(self.training.groups, message.metrics)
             self.training = None
-            self._write_step(message.metrics)
+            self.records.step(message.metrics | self._engine_gauges())
         if is_new:
             engines = [name for name, hello in self.peers.items() if hello.role == "engine"]
             self.outbox.extend((name, NewWeights(message.weights)) for name in engines)
         if message.checkpoint is not None:
             self._publish_checkpoint(self.run_dir / message.checkpoint)
 
-    def _write_step(self, metrics: dict[str, float]) -> None:
-        gauges = {f"queue/{k}": float(v) for k, v in self.queues().items()}
-        gauges |= {f"sampler/{k}": v for k, v in self.sampler.stats().items()}
-        gauges |= {f"{name}/{k}": v for name in self.engine_versions for k, v in self.peer_stats.get(name, {}).items()}
-        self._write("step", time=time.time(), metrics=self.tally.step_metrics(metrics) | gauges)
-
-    def _write(self, kind: str, **fields: Any) -> None:
-        self.sink.write({"kind": kind, "step": self.policy_version} | self.tally.cost_so_far() | fields)
-
-    def queues(self) -> dict[str, int]:
-        flow = self.flow
-        return {
-            "launch": flow.work.num_waiting,
-            "in_flight": flow.work.num_held,
-            "verify": flow.jobs.num_waiting + flow.jobs.num_held,
-            "open_chains": len(flow.book.chains),
-            "groups": len(flow.batcher.groups),
-        }
+    def _engine_gauges(self) -> dict[str, float]:
+        return {f"{name}/{k}": v for name in self.engine_versions for k, v in self.peer_stats.get(name, {}).items()}
 
     # --- phases ---
 
@@ -319,7 +307,7 @@ class Coordinator:
             return
         record = self.flow.end_evaluation(self.task)
         if evaluation.launches:
-            self._write(**record)
+            self.records.write(**record)
         if evaluation.phase == "before":
             self._start_training()
         elif evaluation.phase == "after":
@@ -361,7 +349,7 @@ class Coordinator:
     def _end(self, state: Literal["finished", "stopped"]) -> None:
         if state == "finished":
             self.flow.cancel_waiting()
-        self._write("levels", **self.tally.totals())
+        self.records.write("levels", **self.tally.totals())
         self.outbox.extend((name, Stop()) for name in self.peers)
         self.state = state
 
@@ -372,13 +360,16 @@ class Coordinator:
 
     # --- live changes ---
 
-    def guard_disk(self, is_full: bool) -> None:
-        """Save what there is and pause while the disk is nearly full."""
-        if is_full:
-            self.mode_before_full, self.mode, self.save_requested = self.mode, "pause", True
-            self.tally.warn("the disk is nearly full: saved and paused until there is room on the run's file system")
-        elif self.mode == "pause":
-            self.mode = self.mode_before_full  # a person may have paused or drained it before
+    def _heed_starvation(self) -> None:
+        """Warn, and change what `guards.starvation` says, as a person would by `ngu ctl set`."""
+        if not (alarm := self.flow.starvation.take_alarm()):
+            return
+        config, changes = relieved(self.config)
+        what = "; ".join(changes) if changes else "nothing is changed for it (guards.starvation)"
+        self.tally.warn(f"step {self.policy_version}: the run is about to starve: {alarm}; {what}")
+        if changes:
+            write_config(self.run_dir, config)
+            self.reconfigure(config)
 
     def reconfigure(self, config: Config) -> None:
         """Go on with other values of live fields (`control.LIVE_FIELDS`)."""

@@ -28,6 +28,7 @@ def take_snapshot(flow: AttemptFlow, task: TaskSource) -> Snapshot:
         pending=list(flow.pending),
         journal=flow.journal.serial + 1,
         is_holding=flow.is_holding,
+        starvation=flow.starvation.state,
     )
 
 
@@ -48,6 +49,7 @@ def recover(
         flow.book.restore(snapshot.book)
         flow.pending.extend(snapshot.pending)
         flow.is_holding = snapshot.is_holding
+        flow.starvation.state = snapshot.starvation
     flow.ledger.rewind(version, flow.waiting_attempts() + list(flow.book.places))
     has_entries = False
     for entry in flow.journal.replay(snapshot.journal if snapshot is not None else 0):
@@ -57,6 +59,7 @@ def recover(
     flow.ledger.recount()
     flow.book.next_attempt_id = flow.ledger.next_attempt_id()
     flow.policy_version = version
+    flow.starvation.take_alarm()  # what an alarm changed is journaled as such
     flow.work.clear()  # an engine gets what is still in flight once the learner has caught up
     if flow.config != config:
         reconfigure(config)
@@ -84,7 +87,8 @@ def _apply(entry: Entry, flow: AttemptFlow, reconfigure: Callable[[Config], None
         case Taken():
             if groups := flow.cut_batch():
                 flow.pending.append(groups)
-        case Stepped(policy_version, holds):
+        case Stepped(policy_version, holds, ratio_mean, lag_mean):
             flow.policy_version = policy_version
+            flow.starvation.stepped(ratio_mean, lag_mean)
             flow.is_holding |= holds
             flow.batcher.consumed()

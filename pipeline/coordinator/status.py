@@ -53,7 +53,7 @@ def describe(coordinator: Coordinator) -> dict[str, Any]:
         "hard_pass_at_1": tally.last_eval.get("hard_pass_at_1"),
         "mix_pass_at_1": tally.last_eval.get("mix_pass_at_1"),
         "evaluation": {"left": evaluation.num_missing, "of": len(evaluation.launches)} if evaluation else None,
-        "queues": coordinator.queues(),
+        "queues": coordinator.flow.queues(),
         "attempts": {fate: ledger.counts[fate] for fate in FATES},
         "launched": ledger.counts["launched"],
         "open": ledger.num_open,

@@ -33,8 +33,10 @@ class Tally:
         self.counters: Counter[str] = Counter()
         self.levels: dict[str, list[int]] = {}  # level -> launched, trained, correct
         self.warnings: deque[str] = deque(maxlen=MAX_WARNINGS)
+        self._new_warnings: list[str] = []
         self.last_step: dict[str, float] = {}
         self.last_eval: dict[str, object] = {}
+        self.host: dict[str, float] = {}  # what the guards last saw of the machine
         self._wall_before_s = 0.0
         self._started: float | None = None
         self._unknown: deque[bool] = deque(maxlen=VERDICT_WINDOW)
@@ -67,6 +69,12 @@ class Tally:
         self.counters["warnings"] += 1
         if text not in self.warnings:
             self.warnings.append(text)
+            self._new_warnings.append(text)
+
+    def take_new_warnings(self) -> list[str]:
+        """Those since the last call; one that is still shown is not new."""
+        new, self._new_warnings = self._new_warnings, []
+        return new
 
     def _level(self, level: str) -> list[int]:
         return self.levels.setdefault(level, [0, 0, 0])
@@ -87,7 +95,11 @@ class Tally:
         """Count a verdict; the recent share of `unknown`, or None while too few are known to say."""
         self.counters[f"verdict/{verdict.outcome}"] += 1
         self._unknown.append(verdict.outcome == "unknown")
-        return sum(self._unknown) / len(self._unknown) if len(self._unknown) >= VERDICT_WINDOW // 4 else None
+        return self.unknown_frac if len(self._unknown) >= VERDICT_WINDOW // 4 else None
+
+    @property
+    def unknown_frac(self) -> float:
+        return sum(self._unknown) / len(self._unknown) if self._unknown else 0.0
 
     def round(self, level: str, outcome: Outcome, rollouts: Sequence[Rollout]) -> None:
         """A round is judged; `rollouts` are its own."""
@@ -100,6 +112,8 @@ class Tally:
         self._since_step["reward"] += sum(outcome.rewards)
         self._since_step["truncated"] += sum(outcome.truncated)
         self._since_step["tokens"] += outcome.num_tokens
+        self._since_step[f"judged/{level}"] += n
+        self._since_step[f"correct/{level}"] += correct
         if outcome.round == 0:
             self._since_step["fresh"] += n
             self._since_step["fresh_correct"] += correct
@@ -172,6 +186,7 @@ class Tally:
             "weights/stall_s": self._stall_s,
             "weights/canary_error": self._canary_error,
             "wall_s": self.wall_s,
+            **self.host,
             "staleness/ess_holds": self.counters["ess_holds"],
             "staleness/left_out": self.counters["left_out/rollouts"],
             **self._mean_occupancy(),
@@ -183,6 +198,10 @@ class Tally:
                 "generated/truncated_frac": s["truncated"] / n,
                 "generated/mean_tokens": s["tokens"] / n,
             }
+        for name, n in sorted(s.items()):
+            if name.startswith("judged/"):
+                level = name.removeprefix("judged/")
+                self.last_step[f"solve_rate/{level}"] = s[f"correct/{level}"] / n
         if n := s["fresh"]:
             self.last_step["generated/fresh_pass_at_1"] = s["fresh_correct"] / n
         return self.last_step

@@ -1,11 +1,13 @@
 """Every `MetricSink` keeps what it was given, survives a kill after `write`, and closes twice."""
 
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.util import tensor_util
 
 from pipeline.metrics import JsonlSink, MetricSink, MetricSinks, Record, TensorBoardSink, open_sinks, read_records
 
@@ -36,6 +38,8 @@ LEVELS: Record = {
     "step": 4,
     "rollouts_by_level": {"+1": {"launched": 8, "trained": 4, "correct": 2}},
 }
+
+WARNING: Record = {"kind": "warning", "step": 4, "time": 1001.0, "text": "lengths drift"}
 
 Scalars = dict[str, list[tuple[int, float]]]
 
@@ -88,6 +92,51 @@ def test_opened_again_it_goes_on(make_and_read, tmp_path: Path):
         sink.write(STEP | {"step": step, "metrics": {"loss": float(step)}})
         sink.close()
     assert read(tmp_path) == {"loss": [(1, 1.0), (2, 2.0)]}
+
+
+def test_one_tensorboard_page_shows_ess_the_lag_histogram_queues_and_solve_rates(tmp_path: Path):
+    """What its server answers to the browser: the page's charts, and curves for each of them."""
+    from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
+    from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+    from tensorboard.context import RequestContext
+    from tensorboard.plugins.base_plugin import TBContext
+    from tensorboard.plugins.custom_scalar.custom_scalars_plugin import CustomScalarsPlugin
+    from tensorboard.plugins.scalar.scalars_plugin import ScalarsPlugin
+
+    metrics = {"ess": 0.9, "lag_mean": 1.0, "queue/verify": 2.0, "queue/mean_batches": 1.0, "solve_rate/*3": 0.2}
+    metrics |= {"num_tokens/lag_0": 50.0, "num_tokens/lag_3_4": 7.0, "num_tokens/lag_17_up": 1.0}
+    metrics |= {"guard/truncated_frac": 0.1, "guard/warnings": 0.0}
+    sink = TensorBoardSink(tmp_path / "run")
+    for record in (STEP | {"metrics": metrics}, EVAL, WARNING):
+        sink.write(record)
+    sink.close()
+    multiplexer = EventMultiplexer().AddRunsFromDirectory(str(tmp_path))
+    multiplexer.Reload()
+    plugins: dict = {}
+    context = TBContext(
+        logdir=str(tmp_path),
+        data_provider=MultiplexerDataProvider(multiplexer, str(tmp_path)),
+        plugin_name_to_instance=plugins,
+    )
+    plugins["scalars"], page = ScalarsPlugin(context), CustomScalarsPlugin(context)
+    layout = json.loads(page.layout_impl(RequestContext(), ""))
+    curves = {
+        chart["title"]: {
+            tag
+            for regex in chart["multiline"]["tag"]
+            for tag in page.scalars_impl(RequestContext(), "run", regex, "")["tag_to_events"]
+        }
+        for chart in layout["category"][0]["chart"]
+    }
+    assert all(curves.values()), "a chart without a curve"
+    assert curves["queue depths"] == {"queue/verify"}
+    assert curves["solve rate by difficulty, training"] == {"solve_rate/*3"}
+    assert len(curves["lag: trained tokens by versions of lag"]) == 3
+    events = multiplexer.GetAccumulator("run")
+    (lag,) = [tensor_util.make_ndarray(e.tensor_proto).tolist() for e in events.Tensors("lag")]
+    assert lag == [[0, 1, 50], [3, 5, 7], [17, 34, 1]]
+    (words,) = [tensor_util.make_ndarray(e.tensor_proto).item() for e in events.Tensors("warnings")]
+    assert words == b"lengths drift"
 
 
 def test_tensorboard_shows_evaluations_by_level(tmp_path: Path):

@@ -87,6 +87,13 @@ def notice(version: int) -> WeightsNotice:
     return WeightsNotice(version, f"v{version}", "", 0, "", b"", b"")
 
 
+def mean_lag(batch: Batch, step: int) -> float:
+    """Of the batch's tokens, at the step that trains them."""
+    versions = [r.version_array() for g in batch.groups for r in g.rollouts]
+    lags = [step - 1 - int(v) for array in versions for v in array]
+    return sum(lags) / max(len(lags), 1)
+
+
 def write_part(directory: Path) -> None:
     """The learner's part of a checkpoint: no files, sealed."""
     directory.mkdir(parents=True, exist_ok=True)  # a crash may have left one behind
@@ -124,6 +131,7 @@ class Simulation:
         unknown_every: int = 0,
         resume: Path | None = None,
         ess: Callable[[int], float] = lambda step: 1.0,
+        ratio: Callable[[int], float] = lambda step: 1.0,
     ):
         self.run_dir = run_dir
         self.config = config
@@ -143,7 +151,7 @@ class Simulation:
         self.engines: dict[str, FakeEngine] = {}
         self.verifier = FakeVerifier(unknown_every)
         self.step_turns = step_turns
-        self.ess = ess
+        self.ess, self.ratio = ess, ratio
         self.batch: Batch | None = None
         self.batch_left = 0
         self.batches: list[Batch] = []
@@ -237,7 +245,8 @@ class Simulation:
             path = self.run_dir / "checkpoints" / f".step_{self.version:06d}.partial"
             write_part(path)
             checkpoint = str(path)
-        metrics = {"loss": 1.0, "ess": self.ess(self.version)}
+        metrics = {"loss": 1.0, "ess": self.ess(self.version), "ratio_mean": self.ratio(self.version)}
+        metrics["lag_mean"] = mean_lag(batch, self.version)
         self.inbox.append(("learner", StepDone(self.version, notice(self.version), metrics, checkpoint)))
         self.inbox.append(("learner", BatchRequest(self.version)))
 
@@ -247,7 +256,7 @@ class Simulation:
                 return
             self.turn()
             self.check_books()
-        raise AssertionError(f"the run did not end: {self.coordinator.state}, {self.coordinator.queues()}")
+        raise AssertionError(f"the run did not end: {self.coordinator.state}, {self.coordinator.flow.queues()}")
 
     def check_books(self) -> None:
         """Launched = ended + open, and the open ones are exactly those somebody still holds."""

@@ -1,7 +1,11 @@
-"""Hung processes, a full disk, and the logs a person reads when something is wrong."""
+"""Hung processes, a full disk or memory, clocks that jump, and the logs a person reads when something is wrong."""
 
 import os
+import subprocess
+import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -12,9 +16,11 @@ from pipeline import guards, rundir
 from pipeline.checkpoints import latest
 from pipeline.config import parse_config
 from pipeline.control_cli import logs
+from pipeline.coordinator.guarding import Guards
 from pipeline.coordinator.status import describe
 from pipeline.errors import ConfigError
-from pipeline.guards import DiskGuard, HangWatch
+from pipeline.guards import ClockGuard, DiskGuard, HangWatch, MemoryGuard, tree_bytes
+from pipeline.ledger_cli import ledger
 from pipeline.messages import Heartbeat
 
 
@@ -78,12 +84,12 @@ def test_a_nearly_full_disk_saves_and_pauses_until_there_is_room(tmp_path, monke
     guard = DiskGuard(tmp_path, lambda path: free["bytes"])
     config = parse_config({"max_rollouts": 300, "learner": {"batch_size": 32}, "eval": {"every_steps": 0}}, "test")
     run = Simulation(tmp_path, config)
+    look = Guards(run.coordinator, guard, MemoryGuard(0, lambda: 0), ClockGuard()).look
 
     def turns(n: int) -> None:
         for _ in range(n):
             run.turn()
-            if guard.changed():
-                run.coordinator.guard_disk(guard.is_full)
+            look()
 
     while run.version < 1:
         turns(1)
@@ -140,14 +146,106 @@ def test_following_prints_what_is_added_and_ends_with_the_run(written, capsys):
     assert sorted(out) == ["engine-0 | one", "engine-0 | two", "learner | four", "learner | three", "verifier | five"]
 
 
-def test_room_on_the_disk_does_not_undo_what_a_person_asked_for(tmp_path):
-    coordinator = Simulation(tmp_path, parse_config({}, "test")).coordinator
+# --- memory and clock ---
+
+PLENTY = float(100 * guards.MIN_FREE_BYTES)
+
+
+class Host:
+    """A simulated run on a machine whose disk, memory and clock the test sets."""
+
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch, wall: Callable[[], float] = time.time, **changes):
+        monkeypatch.setattr(guards, "PERIOD_S", 0.0)
+        monkeypatch.setattr(guards, "MEMORY_PERIOD_S", 0.0)
+        raw = {"max_rollouts": 300, "learner": {"batch_size": 32}, "eval": {"every_steps": 0}, "guards": changes}
+        cfg = parse_config(raw, "test")
+        self.run = Simulation(path, cfg)
+        self.free, self.resident = PLENTY, 0.0
+        memory = MemoryGuard(cfg.guards.memory_gib * (1 << 30), lambda: int(self.resident * (1 << 30)))
+        self._guards = Guards(self.run.coordinator, DiskGuard(path, lambda _: int(self.free)), memory, ClockGuard(wall))
+
+    def look(self, free: float | None = None, resident: float | None = None) -> str:
+        self.free = self.free if free is None else free
+        self.resident = self.resident if resident is None else resident
+        self._guards.look()
+        return self.run.coordinator.mode
+
+    @property
+    def warnings(self) -> list[str]:
+        return list(self.run.coordinator.tally.warnings)
+
+
+def test_room_on_the_disk_does_not_undo_what_a_person_asked_for(tmp_path, monkeypatch):
+    host = Host(tmp_path, monkeypatch)
+    coordinator = host.run.coordinator
     coordinator.mode = "drain"
-    coordinator.guard_disk(is_full=True)
-    assert coordinator.mode == "pause"
-    coordinator.guard_disk(is_full=False)
-    assert coordinator.mode == "drain"
-    coordinator.guard_disk(is_full=True)
+    assert host.look(free=0) == "pause"
+    assert host.look(free=PLENTY) == "drain"
+    host.look(free=0)
     coordinator.mode = "run"  # a person said resume, knowing better
-    coordinator.guard_disk(is_full=False)
-    assert coordinator.mode == "run"
+    assert host.look(free=PLENTY) == "run"
+
+
+def test_memory_warns_at_nine_tenths_and_pauses_at_the_bound_until_there_is_room(tmp_path, monkeypatch):
+    host = Host(tmp_path, monkeypatch, memory_gib=1.0)
+    assert host.look(resident=0.89) == "run" and not host.warnings
+    assert host.look(resident=0.95) == "run" and "nine tenths of guards.memory_gib = 1" in host.warnings[-1]
+    assert host.look(resident=1.0) == "pause" and host.run.coordinator.save_requested
+    assert "more than guards.memory_gib = 1: saved and paused" in host.warnings[-1]
+    assert host.look(resident=0.95) == "pause"
+    assert host.look(free=0, resident=0.5) == "pause", "for the disk now"
+    assert host.look(free=PLENTY) == "run"
+    assert host.run.coordinator.tally.host == {"host/resident_bytes": 0.5 * (1 << 30), "host/disk_free_bytes": PLENTY}
+
+
+def test_memory_over_the_bound_stops_a_run_that_is_told_to_and_only_warns_another(tmp_path, monkeypatch):
+    host = Host(tmp_path, monkeypatch, memory_gib=1.0, memory="stop")
+    host.look(resident=2.0)
+    host.run.run()
+    assert host.run.coordinator.state == "stopped" and latest(tmp_path) is not None
+    host.run.ledger.close()
+    (tmp_path / "other").mkdir()
+    other = Host(tmp_path / "other", monkeypatch, memory_gib=1.0, memory="warn")
+    assert other.look(resident=2.0) == "run" and "more than guards.memory_gib = 1" in other.warnings[-1]
+    assert not other.run.coordinator.stop_requested
+
+
+def test_memory_of_a_tree_is_that_of_its_processes():
+    child = subprocess.Popen(
+        [sys.executable, "-c", "x = b'1' * (64 << 20); print(len(x), flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert child.stdin and child.stdout
+    child.stdout.readline()
+    own, alone = tree_bytes(os.getpid()), tree_bytes(child.pid)
+    child.communicate(b"\n")
+    assert 64 << 20 < alone < 128 << 20
+    assert own > alone
+    assert tree_bytes(child.pid) == 0
+
+
+def test_a_clock_that_jumps_is_noticed_once_and_breaks_nothing(tmp_path, monkeypatch):
+    wall = {"s": 1e9}
+    monkeypatch.setattr(time, "time", lambda: wall["s"])
+    monkeypatch.setattr(time, "time_ns", lambda: int(wall["s"] * 1e9))
+    host = Host(tmp_path, monkeypatch, wall=lambda: wall["s"] + time.monotonic())
+    for jump, step in ((-3e6, 1), (7e6, 2), (2.0, 3)):
+        while host.run.version < step:
+            host.run.turn()
+        wall["s"] += jump
+        host.look()
+        host.look()
+    host.run.run()
+    host.run.ledger.close()
+    assert host.run.coordinator.state == "finished"
+    jumps = [w for w in host.warnings if "the wall clock jumped by" in w]
+    assert [w.split("by ")[1].split(",")[0] for w in jumps] == ["-3000000 s", "+7000000 s"]
+    (tmp_path / "config.json").write_text("{}")
+    assert ledger(tmp_path, verify=True) == 0
+
+
+def test_a_moment_stopped_between_two_clock_readings_is_no_jump():
+    readings = iter([0.0, 0.0, 60.0, 70.0, 71.0])
+    guard = ClockGuard(wall=lambda: 1000.0, monotonic=lambda: next(readings))
+    assert guard.jump_s() == 0.0

@@ -1,0 +1,65 @@
+"""What the coordinator does when the machine runs out of something; it looks between two turns of its loop."""
+
+from typing import Literal
+
+from pipeline.coordinator.loop import Coordinator, Mode
+from pipeline.guards import ClockGuard, DiskGuard, MemoryGuard
+
+Reason = Literal["disk", "memory"]
+
+
+class Guards:
+    def __init__(self, coordinator: Coordinator, disk: DiskGuard, memory: MemoryGuard, clock: ClockGuard):
+        self._coordinator = coordinator
+        self._disk, self._memory, self._clock = disk, memory, clock
+        self._paused_for: set[Reason] = set()
+        self._mode_before: Mode = "run"
+
+    def look(self) -> None:
+        if self._disk.changed():
+            self._on_disk()
+        if self._memory.changed():
+            self._on_memory()
+        if jump_s := self._clock.jump_s():
+            self._warn(f"the wall clock jumped by {jump_s:+.0f} s, or the machine slept: times on record jump with it")
+        host = {"resident_bytes": self._memory.resident_bytes, "disk_free_bytes": self._disk.free_bytes}
+        self._coordinator.tally.host = {f"host/{name}": float(value) for name, value in host.items()}
+
+    def _on_disk(self) -> None:
+        if self._disk.is_full:
+            self._pause("disk")
+            self._warn("the disk is nearly full: saved and paused until there is room on the run's file system")
+        else:
+            self._go_on("disk")
+
+    def _on_memory(self) -> None:
+        guards = self._coordinator.config.guards
+        bound = f"guards.memory_gib = {guards.memory_gib:g}"
+        if self._memory.level == "near":
+            self._warn(f"the run's processes hold nine tenths of {bound}")
+        elif self._memory.level == "ok":
+            self._go_on("memory")
+        elif guards.memory == "pause":
+            self._pause("memory")
+            self._warn(f"the run's processes hold more than {bound}: saved and paused until they hold less")
+        elif guards.memory == "stop":
+            self._coordinator.stop_requested = True
+            self._warn(f"the run's processes hold more than {bound}: saved and stopped; `ngu resume` goes on")
+        else:
+            self._warn(f"the run's processes hold more than {bound}")
+
+    def _warn(self, text: str) -> None:
+        self._coordinator.tally.warn(text)
+
+    def _pause(self, reason: Reason) -> None:
+        coordinator = self._coordinator
+        if not self._paused_for:
+            self._mode_before = coordinator.mode
+        self._paused_for.add(reason)
+        coordinator.mode, coordinator.save_requested = "pause", True
+
+    def _go_on(self, reason: Reason) -> None:
+        """Unless another guard still waits, or a person said something else meanwhile."""
+        self._paused_for.discard(reason)
+        if not self._paused_for and self._coordinator.mode == "pause":
+            self._coordinator.mode = self._mode_before

@@ -1,0 +1,39 @@
+"""What the coordinator puts on record: steps, evaluations, warnings and the end, each with the cost so far."""
+
+import sys
+import time
+from typing import Any
+
+from pipeline.coordinator.flow import AttemptFlow
+from pipeline.metrics import MetricSink
+
+
+class Records:
+    def __init__(self, sink: MetricSink, flow: AttemptFlow):
+        self._sink, self._flow = sink, flow
+
+    def write(self, kind: str, **fields: Any) -> None:
+        cost = self._flow.tally.cost_so_far()
+        self._sink.write({"kind": kind, "step": self._flow.policy_version} | cost | fields)
+
+    def step(self, learner_metrics: dict[str, float]) -> None:
+        self.write("step", time=time.time(), metrics=self._metrics(learner_metrics))
+
+    def failure(self, reason: str) -> None:
+        """The run ends here: what came back since the last step would else never be written."""
+        self.write("failure", time=time.time(), reason=reason, metrics=self._metrics({}))
+
+    def new_warnings(self) -> None:
+        """Each warning once, to the metrics and to this process's log."""
+        for text in self._flow.tally.take_new_warnings():
+            print(f"warning: {text}", file=sys.stderr, flush=True)
+            self.write("warning", time=time.time(), text=text)
+
+    def _metrics(self, learner_metrics: dict[str, float]) -> dict[str, float]:
+        flow = self._flow
+        gauges = {f"queue/{k}": float(v) for k, v in flow.queues().items()}
+        gauges |= {f"sampler/{k}": v for k, v in flow.sampler.stats().items()}
+        gauges |= {f"guard/{k}": v for k, v in flow.starvation.gauges().items()}
+        gauges["guard/warnings"] = float(flow.tally.counters["warnings"])
+        gauges["guard/unknown_verdict_frac"] = flow.tally.unknown_frac
+        return flow.tally.step_metrics(learner_metrics) | gauges
