@@ -10,7 +10,7 @@ import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
 
@@ -174,7 +174,7 @@ class GuardsConfig(Section, frozen=True):
     `starvation` lists what goes one notch further with each warning that ever more rollouts are truncated, train
     nothing or are too old: "throttle_retries" halves sampler.max_retry_frac, "lower_lag" takes 1 from
     staleness.max_lag (down to 1), "continue_truncated" adds 1 to sampler.seq_multiplier (up to 4), so that cut-off
-    rollouts are continued instead of sampled anew. `ngu ctl RUN set` sets them back.
+    rollouts are continued instead of sampled anew. `ngu ctl RUN set` sets them back; what the sampler lacks is skipped.
     `memory_gib` bounds the memory of all the run's processes together (0: not at all). Nine tenths of it are a warning;
     at the bound the run goes on ("warn"), or saves a checkpoint and pauses until there is room, or stops.
     """
@@ -182,6 +182,15 @@ class GuardsConfig(Section, frozen=True):
     starvation: tuple[Literal["throttle_retries", "lower_lag", "continue_truncated"], ...] = ()
     memory_gib: NonNegative = 0.0
     memory: Literal["warn", "pause", "stop"] = "pause"
+
+
+class TelemetryConfig(Section, frozen=True):
+    """`prometheus_port` serves the run's figures at http://`prometheus_address`:PORT/metrics, to anyone who can reach
+    that address (0: not at all). deploy/grafana.json is a dashboard of them.
+    """
+
+    prometheus_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
+    prometheus_address: str = "127.0.0.1"
 
 
 class DaemonConfig(Section, frozen=True):
@@ -219,14 +228,17 @@ class Config(Section, frozen=True):
     eval: EvalConfig = msgspec.field(default_factory=EvalConfig)
     daemon: DaemonConfig = msgspec.field(default_factory=DaemonConfig)
     guards: GuardsConfig = msgspec.field(default_factory=GuardsConfig)
+    telemetry: TelemetryConfig = msgspec.field(default_factory=TelemetryConfig)
 
     def __post_init__(self):
         if not (self.max_steps or self.max_rollouts):
             raise ValueError("set max_steps or max_rollouts, or the run would never end")
         resumes = isinstance(self.sampler, NeverGiveUpConfig) and self.sampler.seq_multiplier > 1
+        resumes |= "continue_truncated" in self.guards.starvation
         if resumes and self.sampling.interruption.max_tokens:
             raise ValueError(
-                "sampler.seq_multiplier goes on with completions that sampling.interruption ends: set only one of them"
+                "sampler.seq_multiplier (which the guard continue_truncated raises) goes on with completions that "
+                "sampling.interruption ends: set only one of them"
             )
         if self.engines.kind == "sglang" and self.engines.hang_s >= self.daemon.hang_s:
             raise ValueError("engines.hang_s must be below daemon.hang_s, or the engine is killed with its server")

@@ -2,13 +2,14 @@
 
 import time
 from pathlib import Path
-from typing import IO, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
 from pipeline import rundir
 from pipeline.control import Request, Verb, ask
 from pipeline.errors import ConfigError, NguError
+from pipeline.logs import LogTail
 
 POLL_S = 0.2
 ExistingRun = Annotated[Path, Parameter(help="The directory of a run.")]
@@ -49,14 +50,15 @@ def logs(
     known = sorted(p.stem for p in (path / "logs").glob("*.log"))
     if role and role not in known:
         raise ConfigError(f"{role!r} has no log in {path / 'logs'}; there are {', '.join(known) or 'none yet'}")
-    tails: dict[Path, _Tail] = {}
+    tails: dict[Path, LogTail] = {}
     try:
         while True:
             running = follow and rundir.is_running(path)  # before reading, so that the last lines are not missed
             for file in sorted((path / "logs").glob(f"{role or '*'}.log")):
                 if file not in tails:
-                    tails[file] = _Tail(file)
-                tails[file].print_new(final=not running)
+                    tails[file] = LogTail(file)
+                for line in tails[file].read(final=not running):
+                    print(f"{file.stem} | {line}", flush=True)
             if not running:
                 return 0
             time.sleep(POLL_S)
@@ -65,22 +67,3 @@ def logs(
     finally:
         for tail in tails.values():
             tail.close()
-
-
-class _Tail:
-    """Prints the lines added to a file since the last look."""
-
-    def __init__(self, path: Path):
-        self._name = path.stem
-        self._file: IO[str] = path.open(errors="replace")
-        self._begun = ""  # a line without its end yet
-
-    def print_new(self, final: bool) -> None:
-        *lines, self._begun = (self._begun + self._file.read()).split("\n")
-        if final and self._begun:
-            lines, self._begun = [*lines, self._begun], ""
-        for line in lines:
-            print(f"{self._name} | {line}", flush=True)
-
-    def close(self) -> None:
-        self._file.close()

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import IO
 
 import msgspec
 
@@ -22,6 +21,7 @@ from pipeline import checkpoints, rundir
 from pipeline.config import Config
 from pipeline.errors import NguError
 from pipeline.guards import HangWatch
+from pipeline.logs import RoleLog
 from pipeline.role import PARENT_ENV
 
 POLL_S = 0.1
@@ -36,8 +36,7 @@ class Role(msgspec.Struct):
     name: str
     argv: list[str]
     is_stateful: bool
-    process: subprocess.Popen | None = None
-    log: IO | None = None
+    process: subprocess.Popen[bytes] | None = None
 
 
 class RoleEnded(Exception):
@@ -55,6 +54,7 @@ class Supervisor:
         self.run_dir = run_dir
         self.config = config
         self.roles: list[Role] = []
+        self.logs: dict[str, RoleLog] = {}
         self.restarts_left = config.daemon.max_restarts
         self.stop_requested = False
 
@@ -112,18 +112,18 @@ class Supervisor:
 
     def _start(self, role: Role) -> None:
         env = os.environ | ROLE_ENV | {PARENT_ENV: str(os.getpid())}
-        role.log = (self.run_dir / "logs" / f"{role.name}.log").open("ab")
         # A process group of its own: Ctrl-C in the terminal reaches only the supervisor, which stops the run in order.
         role.process = subprocess.Popen(
             role.argv,
             cwd=self.run_dir,
             env=env,
             stdin=subprocess.DEVNULL,
-            stdout=role.log,
+            stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             process_group=0,
         )
-        role.log.close()
+        log = self.logs.setdefault(role.name, RoleLog(self.run_dir / "logs", role.name))
+        log.follow(role.process)
 
     def _watch(self) -> None:
         """Return when the coordinator has ended the run; raise RoleEnded when it cannot go on."""
@@ -178,9 +178,8 @@ class Supervisor:
             process.wait(KILL_GRACE_S)
 
     def _last_line(self, role: Role) -> str:
-        path = self.run_dir / "logs" / f"{role.name}.log"
-        lines = path.read_text(errors="replace").strip().splitlines()
-        return lines[-1].removeprefix("error: ") if lines else f"nothing in {path}"
+        log = self.logs[role.name]
+        return log.last_line().removeprefix("error: ") or f"nothing in {log.path}"
 
     def _end_all(self) -> None:
         """Peers of an ended run exit by themselves; whoever does not is told, then killed."""

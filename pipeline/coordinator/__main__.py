@@ -8,6 +8,7 @@ from pathlib import Path
 from pipeline import checkpoints, control
 from pipeline.channels import ENDPOINT, RouterSocket
 from pipeline.coordinator.controls import Controls
+from pipeline.coordinator.exporter import Exporter
 from pipeline.coordinator.guarding import Guards
 from pipeline.coordinator.loop import Coordinator
 from pipeline.coordinator.status import StatusFile
@@ -44,6 +45,7 @@ def main() -> None:
 
     signal.signal(signal.SIGTERM, request_stop)
     status = StatusFile(run_dir)
+    exporter = Exporter(config.telemetry) if config.telemetry.prometheus_port else None
     supervisor = os.getppid()
     memory = MemoryGuard(config.guards.memory_gib * (1 << 30), lambda: tree_bytes(supervisor))
     guards = Guards(coordinator, DiskGuard(run_dir), memory, ClockGuard())
@@ -53,6 +55,8 @@ def main() -> None:
             socket.serve(controls.handle)
             guards.look()
             status.update(coordinator)
+            if exporter is not None:
+                exporter.update(coordinator)
         status.update(coordinator, coordinator.state)
     except NguError as e:
         coordinator.records.failure(e.message)
@@ -62,6 +66,8 @@ def main() -> None:
         # A late `ngu stop` must not kill this process while it exits, when Python has put the default handlers back:
         # the supervisor would put a finished run on record as failed.
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if exporter is not None:
+            exporter.close()
         ledger.close()
         sink.close()
         transport.close()

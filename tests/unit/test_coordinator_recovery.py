@@ -128,6 +128,7 @@ class Lives:
 
 
 @settings(
+    deadline=None,
     max_examples=8,
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
     suppress_health_check=[HealthCheck.function_scoped_fixture],

@@ -10,8 +10,9 @@ from fakes import Simulation
 
 from pipeline.checkpoints import latest
 from pipeline.config import Config, parse_config
-from pipeline.coordinator.starvation import LEAST_RETRY_FRAC, relieved
+from pipeline.coordinator.starvation import LEAST_RETRY_FRAC, MAX_SEQ_MULTIPLIER, relieved
 from pipeline.engines.fake import FakeScript
+from pipeline.errors import ConfigError
 from pipeline.rundir import read_config
 
 MAX_TOKENS = 60
@@ -85,13 +86,14 @@ def test_a_run_whose_lengths_stay_is_left_alone(tmp_path, median):
 
 
 def test_reactions_are_settings_that_survive_a_kill(tmp_path):
-    cfg = config(guards={"starvation": ["throttle_retries", "lower_lag"]})
+    cfg = config(guards={"starvation": ["throttle_retries", "lower_lag", "continue_truncated"]})
     drifting = Drifting(tmp_path, cfg)
     run = drifting.run
     while not drifting.alarms():
         run.turn()
     changed, sampler = run.coordinator.config, run.coordinator.sampler.state()
     assert changed.staleness.max_lag == 1 and changed.sampler.max_retry_frac == 0.375
+    assert changed.sampler.seq_multiplier == 2
     assert "staleness.max_lag: 2 -> 1" in drifting.alarms()[0]["text"]
     assert read_config(tmp_path) == changed
     guard = run.coordinator.flow.starvation.state
@@ -105,7 +107,7 @@ def test_reactions_are_settings_that_survive_a_kill(tmp_path):
 
 
 def test_each_reaction_goes_one_notch_and_comes_to_an_end():
-    every = ["throttle_retries", "lower_lag"]
+    every = ["throttle_retries", "lower_lag", "continue_truncated"]
     cfg, texts = config(guards={"starvation": every}), []
     while True:
         cfg, changes = relieved(cfg)
@@ -113,6 +115,17 @@ def test_each_reaction_goes_one_notch_and_comes_to_an_end():
             break
         texts += changes
     assert cfg.staleness.max_lag == 1 and cfg.sampler.max_retry_frac == LEAST_RETRY_FRAC
-    assert texts[:2] == ["sampler.max_retry_frac: 0.75 -> 0.375", "staleness.max_lag: 2 -> 1"]
-    fixed = config(guards={"starvation": ["throttle_retries"]}, sampler={"kind": "fixed"})
+    assert texts[:3] == [
+        "sampler.max_retry_frac: 0.75 -> 0.375",
+        "staleness.max_lag: 2 -> 1",
+        "sampler.seq_multiplier: 1 -> 2",
+    ]
+    assert cfg.sampler.seq_multiplier == MAX_SEQ_MULTIPLIER
+    fixed = config(guards={"starvation": ["throttle_retries", "continue_truncated"]}, sampler={"kind": "fixed"})
     assert relieved(fixed) == (fixed, [])
+
+
+def test_continuing_what_an_interruption_ends_is_refused():
+    sampling = {"max_new_tokens": 60, "interruption": {"min_tokens": 10, "max_tokens": 20, "answer_tokens": 9}}
+    with pytest.raises(ConfigError, match="continue_truncated"):
+        config(guards={"starvation": ["continue_truncated"]}, sampling=sampling)
