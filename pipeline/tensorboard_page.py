@@ -1,16 +1,19 @@
 """What TensorBoard shows of a run beside plain curves: one page of charts, the lag histogram, warnings as text."""
 
+import importlib
 import re
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from tensorboard.compat.proto import summary_pb2
-from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.custom_scalar import metadata as page_metadata
 from tensorboard.plugins.histogram import metadata as histogram_metadata
 from tensorboard.plugins.text.summary_v2 import text_pb
 from tensorboard.util import tensor_util
+
+# Their classes are made at import, where no type checker sees them.
+summary_pb2: Any = importlib.import_module("tensorboard.compat.proto.summary_pb2")
+layout_pb2: Any = importlib.import_module("tensorboard.plugins.custom_scalar.layout_pb2")
 
 # Charts of the page (the tab "Custom Scalars") and the names of their curves, as regular expressions.
 CHARTS = {
@@ -26,8 +29,8 @@ CHARTS = {
 _LAG_BUCKET = re.compile(r"num_tokens/lag_(\d+)(?:_(\d+|up))?$")
 
 
-def page() -> summary_pb2.Summary:
-    """The layout of the page; TensorBoard takes it from the events."""
+def page() -> Any:
+    """A summary with the layout of the page; TensorBoard takes it from the events."""
     charts = [
         layout_pb2.Chart(title=title, multiline=layout_pb2.MultilineChartContent(tag=tags))
         for title, tags in CHARTS.items()
@@ -40,12 +43,13 @@ def page() -> summary_pb2.Summary:
     return summary_pb2.Summary(value=[value])
 
 
-def text(tag: str, words: str) -> summary_pb2.Summary:
+def text(tag: str, words: str) -> Any:
+    """A summary with a line of text."""
     return text_pb(tag, words)
 
 
-def lag_histogram(metrics: Mapping[str, Any]) -> summary_pb2.Summary.Value | None:
-    """Trained tokens by lag from the learner's buckets, rows (from, to, tokens); None without any."""
+def lag_histogram(metrics: Mapping[str, Any]) -> Any | None:
+    """A summary value: trained tokens by lag from the learner's buckets, rows (from, to, tokens); None without one."""
     rows = []
     for name, tokens in metrics.items():
         if (bucket := _LAG_BUCKET.match(name)) and tokens is not None:
