@@ -7,7 +7,7 @@ from typing import get_args
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.cli import main
@@ -74,6 +74,7 @@ def test_an_uncommented_alternative_is_valid(table: str, kind: str):
     assert got == type(got)(**required) and got.__struct_config__.tag == kind
 
 
+@settings(deadline=None)
 @given(path=TOML_TEXT, template=TOML_TEXT)
 def test_any_text_survives(path: str, template: str):
     config = Config(task=JsonlConfig(path=path, prompt_template=template))
