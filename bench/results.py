@@ -13,8 +13,9 @@ from pipeline.errors import ConfigError
 T = TypeVar("T")
 
 
-def read_results(path: Path, kind: type[T]) -> list[T]:
-    """The results so far; none when there is no such file. A line torn by a kill is cut off, to be run again.
+def read_results(path: Path, kind: type[T], repair: bool = True) -> list[T]:
+    """The results so far; none when there is no such file. A line torn by a kill is cut off, to be run again, unless
+    `repair` is off: then somebody may be writing it.
 
     `kind` is a struct whose first field is `key`. Raises ConfigError for a file of something else, which then stays as
     it is.
@@ -33,7 +34,8 @@ def read_results(path: Path, kind: type[T]) -> list[T]:
     if torn:
         if not results and not lines[-1].startswith(b'{"key":'):
             raise ConfigError(f"{path}: not a file of results; choose another --out")
-        os.truncate(path, sum(map(len, lines[:-1])))
+        if repair:
+            os.truncate(path, sum(map(len, lines[:-1])))
     return results
 
 

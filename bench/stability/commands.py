@@ -38,6 +38,7 @@ def stability(
     processes: PositiveInt = 1,
     out: Path = Path("stability.jsonl"),
     plot: Path = Path("stability.png"),
+    run: Annotated[bool, Parameter(negative="--no-run")] = True,
 ) -> int:
     """Train every loss at exact lags and say which survive; run it again to go on where it was interrupted.
 
@@ -52,6 +53,8 @@ def stability(
         Where results are kept, a JSON object a line.
     plot:
         Draw a heat map to this PNG.
+    run:
+        With --no-run only show what OUT holds of these arms, also while they run elsewhere.
     """
     files = [s for s in settings if "=" not in s or Path(s).is_file()]
     if len(files) > 1:
@@ -62,12 +65,14 @@ def stability(
 
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    from bench.stability.grid import make_arms, run_arms
+    from bench.stability.grid import find_results, make_arms, run_arms
     from bench.stability.report import cells_of, heat_map, markdown
 
     overrides = [s for s in settings if s not in files]
     arms = make_arms(overrides, losses, lags, seeds, Path(files[0]) if files else None)
-    results = run_arms(arms, out, processes, _reporter())
+    results = run_arms(arms, out, processes, _reporter()) if run else find_results(arms, out)
+    if not results:
+        raise ConfigError(f"{out}: holds no result of these arms; run them first")
     cells = cells_of(results)
     figure = heat_map(cells)
     FigureCanvasAgg(figure)

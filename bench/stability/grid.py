@@ -77,6 +77,12 @@ def run_arms(arms: Sequence[Arm], out: Path, processes: int, on_done: Callable[[
     return [done[arm.key] for arm in arms]
 
 
+def find_results(arms: Sequence[Arm], out: Path) -> list[Result]:
+    """What `out` holds of these arms, in their order, and nothing is written; raises ConfigError."""
+    done = {result.key: result for result in read_results(out, Result, repair=False)}
+    return [done[arm.key] for arm in arms if arm.key in done]
+
+
 def _run(arms: Sequence[Arm], processes: int) -> Iterator[tuple[Arm, Course]]:
     """Courses as they finish; leaving early cancels what has not begun."""
     if min(processes, len(arms)) <= 1:

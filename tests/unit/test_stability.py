@@ -279,6 +279,15 @@ def test_the_verb_runs_a_grid_and_draws_it(tmp_path: Path, capsys, monkeypatch):
     assert "| ppo | 1/1 .60 (.30) | 1/1 .60 (.30) |" in printed.out
     assert "ppo, lag 2, seed 3: finished, overall 0.50 to 0.60 (1 core-seconds); 0 left, 0 min" in printed.err
     assert plot.read_bytes().startswith(PNG) and len(read_results(out, Result)) == 2
+    monkeypatch.setattr(grid, "run_arm", lambda config: pytest.fail("--no-run"))
+    with out.open("ab") as file:
+        file.write(b'{"key":"being written')
+    before = out.read_bytes()
+    wider = {"losses": ("ppo", "topr"), "lags": (0, 2), "seeds": (3,), "out": out, "plot": plot, "run": False}
+    assert stability(*settings, **wider) == 0
+    assert "| ppo | 1/1 .60 (.30) | 1/1 .60 (.30) |" in capsys.readouterr().out and out.read_bytes() == before
+    with pytest.raises(ConfigError, match="holds no result"):
+        stability(*settings, **(wider | {"losses": ("topr",)}))
 
 
 def test_the_verb_is_part_of_ngu_and_refuses_nonsense(tmp_path: Path, capsys, monkeypatch):
