@@ -164,7 +164,28 @@ def _resolve_model(config: Config) -> Config:
     if kl.reference:
         kl = msgspec.structs.replace(kl, reference=_found_model(kl.reference, task, "learner.kl.reference"))
     learner = msgspec.structs.replace(config.learner, kl=kl)
+    _check_room(config, resolve_model_path(model.path))
     return msgspec.structs.replace(config, model=model, learner=learner)
+
+
+def _check_room(config: Config, model: Path) -> None:
+    """A completion that leaves no room for a prompt is an error now, not a run whose every attempt fails.
+
+    Not where the limit is another one: a server sets its own, and a .gguf file is not read here.
+    """
+    file = model / "config.json"
+    if config.engines.kind in ("sglang", "fake") or not file.is_file():
+        return
+    try:
+        room = msgspec.json.decode(file.read_bytes(), type=dict).get("max_position_embeddings")
+    except msgspec.DecodeError:
+        return  # whoever loads the model says what is wrong with it
+    longest = config.sampling.max_new_tokens * getattr(config.sampler, "seq_multiplier", 1)
+    if isinstance(room, int) and longest >= room:
+        raise ConfigError(
+            f"sampling.max_new_tokens: completions of {longest} tokens and their prompts do not fit into the {room} "
+            "positions of the model; lower it, or sampler.seq_multiplier"
+        )
 
 
 def _found_model(path: str, task: str, setting: str = "model.path") -> str:

@@ -38,6 +38,8 @@ def files(tmp_path):
         (["task.kind=reasoning_gym", "task.name=gcd"], "set model.path"),
         (["max_rollouts=0"], "would never end"),
         (["learner.lr=inf"], "finite"),
+        (["sampling.max_new_tokens=512"], "do not fit into the 512 positions"),
+        (["sampling.max_new_tokens=256", "sampler.seq_multiplier=2"], "do not fit into the 512 positions"),
         (["learner.betas=[0.9, 1.0]"], "[learner.betas[1]] expected `float` < 1.0"),
         (["model.path=" + "x" * 300], "File name too long"),
         (["model.path=~no-such-user/x"], "model.path ~no-such-user/x"),
