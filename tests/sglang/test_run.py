@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from sglang_bench import servers_of
@@ -23,33 +23,30 @@ SETTINGS = [
 ]
 
 
-def wait_until(condition: Callable[[], bool], process: subprocess.Popen) -> None:
-    while not condition():
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.05)
-
-
 def test_a_run_goes_on_when_its_server_is_killed(environment, tmp_path, capsys):
-    run = tmp_path / "run"
+    run, output = tmp_path / "run", tmp_path / "output"
     ngu = [sys.executable, "-m", "pipeline.cli"]
-    process = subprocess.Popen(
-        [*ngu, "train", "--no-tui", "--run-dir", str(run), *SETTINGS],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    with output.open("w") as out:
+        process = subprocess.Popen(
+            [*ngu, "train", "--no-tui", "--run-dir", str(run), *SETTINGS], stdout=out, stderr=subprocess.STDOUT
+        )
     try:
-        wait_until((run / "status.json").exists, process)
-        wait_until(lambda: rundir.read_status(run)["step"] >= 2, process)
+        while not (run / "status.json").exists() or rundir.read_status(run)["step"] < 2:
+            assert process.poll() is None, output.read_text()
+            time.sleep(0.05)
         (server,) = servers_of(run / "model")
         os.kill(server, signal.SIGKILL)
-        output, _ = process.communicate()
+        assert process.wait() == 0, output.read_text()
     finally:
         process.kill()
-        process.communicate()
-    assert process.returncode == 0, output
+        process.wait()
+    check_run(run, capsys)
+
+
+def check_run(run: Path, capsys: pytest.CaptureFixture) -> None:
     assert servers_of(run / "model") == []
-    done = subprocess.run([*ngu, "ledger", str(run), "--verify"], capture_output=True, text=True, check=False)
+    ledger = [sys.executable, "-m", "pipeline.cli", "ledger", str(run), "--verify"]
+    done = subprocess.run(ledger, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert "+ 0 open" in done.stdout
     steps = [r for r in current_records(read_records(run / "metrics.jsonl")) if r["kind"] == "step"]
@@ -60,6 +57,6 @@ def test_a_run_goes_on_when_its_server_is_killed(environment, tmp_path, capsys):
     assert abs(steps[0]["metrics"]["ess"] - 1.0) < 1e-3
     log = (run / "logs" / "engine-0.log").read_text()
     assert "the SGLang server was killed by signal 9" in log
+    assert "serves again after" in log
     with capsys.disabled():
         print(f"\nkill -9 of the server: {log.strip().splitlines()[-1]}")
-    assert "serves again after" in log
