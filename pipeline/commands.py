@@ -14,6 +14,7 @@ from cyclopts import Parameter
 
 from pipeline import rundir
 from pipeline.config import Config, load_config
+from pipeline.coordinator.starvation import MAX_SEQ_MULTIPLIER
 from pipeline.engines.sglang.environment import find_python
 from pipeline.errors import ConfigError, NguError
 from pipeline.model_path import model_for_task, resolve_model_path
@@ -22,6 +23,7 @@ from pipeline.tasks.base import TaskSource
 from pipeline.tasks.jsonl import FileTask
 from pipeline.tasks.registry import FileConfig, make_task
 from pipeline.verifiers.preflight import resolve_verifier
+from samplers.never_give_up import NeverGiveUpConfig
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 120.0
@@ -180,11 +182,13 @@ def _check_room(config: Config, model: Path) -> None:
         room = msgspec.json.decode(file.read_bytes(), type=dict).get("max_position_embeddings")
     except msgspec.DecodeError:
         return  # whoever loads the model says what is wrong with it
-    longest = config.sampling.max_new_tokens * getattr(config.sampler, "seq_multiplier", 1)
+    may_grow = "continue_truncated" in config.guards.starvation and isinstance(config.sampler, NeverGiveUpConfig)
+    times = MAX_SEQ_MULTIPLIER if may_grow else getattr(config.sampler, "seq_multiplier", 1)
+    longest = config.sampling.max_new_tokens * times
     if isinstance(room, int) and longest >= room:
         raise ConfigError(
             f"sampling.max_new_tokens: completions of {longest} tokens and their prompts do not fit into the {room} "
-            "positions of the model; lower it, or sampler.seq_multiplier"
+            "positions of the model; lower it, or sampler.seq_multiplier, or leave continue_truncated out of the guards"
         )
 
 

@@ -5,6 +5,7 @@ wrong and is filtered, and the learner gets nothing any more. Each figure on its
 mastered problems, a slow learner); they are a sign when several move at once.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -77,6 +78,8 @@ class StarvationGuard:
 
     def stepped(self, ratio_mean: float, lag_mean: float) -> None:
         state = self.state
+        if not math.isfinite(ratio_mean):
+            return  # a step that was refused for it; the mean would never be a number again
         state.ratio_mean += STEP_WEIGHT * (ratio_mean - state.ratio_mean)
         state.lag_mean += STEP_WEIGHT * (lag_mean - state.lag_mean)
 

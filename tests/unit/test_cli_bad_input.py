@@ -40,6 +40,7 @@ def files(tmp_path):
         (["learner.lr=inf"], "finite"),
         (["sampling.max_new_tokens=512"], "do not fit into the 512 positions"),
         (["sampling.max_new_tokens=256", "sampler.seq_multiplier=2"], "do not fit into the 512 positions"),
+        (["sampling.max_new_tokens=128", 'guards.starvation=["continue_truncated"]'], "completions of 512 tokens"),
         (["learner.betas=[0.9, 1.0]"], "[learner.betas[1]] expected `float` < 1.0"),
         (["model.path=" + "x" * 300], "File name too long"),
         (["model.path=~no-such-user/x"], "model.path ~no-such-user/x"),

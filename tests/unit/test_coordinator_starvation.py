@@ -10,7 +10,7 @@ from fakes import Simulation
 
 from pipeline.checkpoints import latest
 from pipeline.config import Config, parse_config
-from pipeline.coordinator.starvation import LEAST_RETRY_FRAC, MAX_SEQ_MULTIPLIER, relieved
+from pipeline.coordinator.starvation import LEAST_RETRY_FRAC, MAX_SEQ_MULTIPLIER, StarvationGuard, relieved
 from pipeline.engines.fake import FakeScript
 from pipeline.errors import ConfigError
 from pipeline.rundir import read_config
@@ -129,3 +129,10 @@ def test_continuing_what_an_interruption_ends_is_refused():
     sampling = {"max_new_tokens": 60, "interruption": {"min_tokens": 10, "max_tokens": 20, "answer_tokens": 9}}
     with pytest.raises(ConfigError, match="continue_truncated"):
         config(guards={"starvation": ["continue_truncated"]}, sampling=sampling)
+
+
+def test_a_refused_step_leaves_the_running_means_alone():
+    guard = StarvationGuard(64)
+    guard.stepped(math.nan, 1.0)
+    guard.stepped(0.9, 1.0)
+    assert guard.gauges()["ratio_mean"] == pytest.approx(0.97)
