@@ -74,6 +74,11 @@ chaos simulated="1..60" real="1,2,3,4,5": setup
     NGU_CHAOS_SEEDS="$(seq -s, $(echo {{ simulated }} | tr . ' '))" {{ bin }}/python -m pytest -q tests/unit -k chaos
     NGU_CHAOS_SEEDS={{ real }} {{ bin }}/python -m pytest -q tests/process -k chaos
 
+# A simulated run at full rate: attempts a second, and whether memory or disk grow.
+[group('develop')]
+soak minutes="30": setup
+    {{ bin }}/python tests/support/soak.py {{ minutes }}
+
 # The direction of imports between the rooms.
 [group('develop')]
 imports: setup

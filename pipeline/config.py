@@ -194,7 +194,7 @@ class TelemetryConfig(Section, frozen=True):
 
 
 class DaemonConfig(Section, frozen=True):
-    """`checkpoint_every_steps = 0` keeps only the final checkpoint.
+    """`checkpoint_every_steps = 0` keeps only the final checkpoint, and one whenever the journal has grown to 1 GiB.
 
     A process that says nothing for `hang_s` seconds is killed and started again; raise it where one micro-batch, one
     checkpoint or loading the model takes longer. Attempts that ended more than `ledger_keep_steps` steps ago are kept

@@ -12,6 +12,7 @@ from cyclopts import Parameter
 from pipeline import rundir
 from pipeline.errors import ConfigError, NguError
 from pipeline.ledger import Fate
+from pipeline.ledger_export import export as export_attempts
 
 COLUMNS = ("attempt", "chain", "round", "problem", "level", "fate", "step", "outcome", "reward", "tokens", "versions")
 _WIDTHS = (9, 8, 5, 16, 10, 9, 6, 9, 6, 6, 8)
@@ -58,25 +59,37 @@ def ledger(
     step: Annotated[int | None, Parameter(help="Attempts that ended at, or were trained by, this step.")] = None,
     json: Annotated[bool, Parameter(negative="", help="One JSON object a line.")] = False,
     verify: Annotated[bool, Parameter(negative="", help="Check that the books balance; exit 1 if not.")] = False,
+    export: Annotated[Path | None, Parameter(help="Write the attempts to this .parquet file instead.")] = None,
 ) -> int:
-    """List the attempts of a run, from launch to end, or check that its books balance."""
+    """List the attempts of a run, from launch to end, export them, or check that the books balance."""
     path = rundir.find(run) / "ledger.sqlite"
     if not path.is_file():
         raise ConfigError(f"{path}: no such file; the run has not launched anything yet")
+    wanted = {"problem_id": problem, "chain_id": chain, "fates.name": fate, "step": step}
+    wanted = {column: value for column, value in wanted.items() if value is not None}
+    if verify and (wanted or json or export):
+        raise ConfigError("--verify checks the whole ledger: it goes with no filter and no other output")
+    if export is not None and json:
+        raise ConfigError("--export writes a Parquet file and --json prints lines: choose one")
     try:
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as db:
             if verify:
                 return _verify(db)
-            wanted = {"problem_id": problem, "chain_id": chain, "fates.name": fate, "step": step}
-            _print(_attempts(db, {k: v for k, v in wanted.items() if v is not None}), json)
+            if export is not None:
+                print(f"{export_attempts(db, _where(wanted), tuple(wanted.values()), export)} attempts in {export}")
+            else:
+                _print(_attempts(db, wanted), json)
     except sqlite3.DatabaseError as e:
         raise NguError(f"{path}: not a readable ledger ({e})") from None
     return 0
 
 
 def _attempts(db: sqlite3.Connection, wanted: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
-    where = f"WHERE {' AND '.join(f'{column} = ?' for column in wanted)}" if wanted else ""
-    yield from db.execute(f"{_QUERY} {where} ORDER BY attempt_id", tuple(wanted.values()))
+    yield from db.execute(f"{_QUERY} {_where(wanted)} ORDER BY attempt_id", tuple(wanted.values()))
+
+
+def _where(wanted: dict[str, Any]) -> str:
+    return f"WHERE {' AND '.join(f'{column} = ?' for column in wanted)}" if wanted else ""
 
 
 def _print(rows: Iterator[tuple[Any, ...]], json: bool) -> None:

@@ -6,6 +6,9 @@ the ledger's commit, which comes before the sends).
 
 Entries lie in segments `RUN/journal/000003`: `length | xxh32 | msgpack` each. A checkpoint names the segment that
 follows it, and a new segment starts with each checkpoint, so an older checkpoint is followed by several.
+
+A write is safe from the death of the process at once, and from a power loss once the system has written it back, at the
+latest with the next checkpoint. A power loss costs the judged rollouts of that time: they are launched again.
 """
 
 import struct
@@ -17,9 +20,12 @@ import msgspec
 import xxhash
 
 from pipeline.coordinator.book import Result
+from pipeline.manifest import sync
 
 # The oldest of the checkpoints that are kept needs its own segment and those of the newer ones.
 NUM_KEPT = 2
+# A run that saves no checkpoints would else write every rollout of its life here, and repeat them all after a crash.
+MAX_SEGMENT_BYTES = 1 << 30
 _HEADER = struct.Struct("<II")
 
 
@@ -74,6 +80,7 @@ class Journal:
         self._directory = directory
         self._buffer: list[bytes] = []
         self.serial = 0
+        self._num_bytes = 0  # of the present segment
 
     def write(self, entry: Entry) -> None:
         """Durable after the next `flush`."""
@@ -85,12 +92,21 @@ class Journal:
             self._directory.mkdir(exist_ok=True)
             with self._path(self.serial).open("ab") as file:
                 file.write(b"".join(self._buffer))
+                self._num_bytes = file.tell()
             self._buffer.clear()
+
+    @property
+    def is_long(self) -> bool:
+        """Whether it is time for a checkpoint, after which this starts again."""
+        return self._num_bytes > MAX_SEGMENT_BYTES
 
     def rotate(self) -> None:
         """A checkpoint that names the next segment is published: go on there, and drop those nobody needs."""
         self.flush()
-        self.serial += 1
+        if self._path(self.serial).exists():  # the way from the checkpoint before the newest, should that be torn
+            sync(self._path(self.serial))
+            sync(self._directory)
+        self.serial, self._num_bytes = self.serial + 1, 0
         for path in self._segments():
             if int(path.name) <= self.serial - NUM_KEPT:
                 path.unlink()

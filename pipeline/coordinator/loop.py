@@ -248,7 +248,7 @@ class Coordinator:
         learner = self._learner()
         if learner is None or not self.learner_waiting or self.training is not None:
             return
-        if self.save_requested:
+        if self.save_requested or self.journal.is_long:
             self.save_requested = self.learner_waiting = False
             self.outbox.append((learner, Save(str(checkpoints.partial_dir(self.run_dir, self.policy_version)))))
             return

@@ -132,12 +132,13 @@ class Simulation:
         resume: Path | None = None,
         ess: Callable[[int], float] = lambda step: 1.0,
         ratio: Callable[[int], float] = lambda step: 1.0,
+        sink: Any = None,
     ):
         self.run_dir = run_dir
         self.config = config
         self.inbox: deque[tuple[str, Any]] = deque()
         self.sent: list[tuple[str, Any]] = []
-        self.sink = RecordingSink()
+        self.sink = sink or RecordingSink()
         self.ledger = Ledger(run_dir / "ledger.sqlite")
         self.task = ListTask(num_problems, config.seed)
         sampler = make_sampler(config.sampler, self.task, config.seed)

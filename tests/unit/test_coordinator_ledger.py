@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+import sys
 from pathlib import Path
 
 import pytest
@@ -131,3 +132,35 @@ def test_a_run_without_a_ledger_and_a_file_that_is_none_are_refused(tmp_path):
     (tmp_path / "ledger.sqlite").write_bytes(b"no database" * 100)
     with pytest.raises(NguError, match="not a readable ledger"):
         ledger(tmp_path)
+
+
+def test_a_check_of_the_books_takes_no_filter(ended, tmp_path):
+    for option in ({"problem": "p1"}, {"fate": "trained"}, {"step": 1}, {"json": True}, {"export": tmp_path / "x"}):
+        with pytest.raises(ConfigError, match="--verify checks the whole ledger"):
+            ledger(ended.run_dir, verify=True, **option)
+
+
+def test_attempts_are_exported_with_their_types_under_any_filter(ended, tmp_path, capsys):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    file = tmp_path / "attempts.parquet"
+    assert ledger(ended.run_dir, export=file) == 0
+    assert capsys.readouterr().out == f"{ended.ledger.counts['launched']} attempts in {file}\n"
+    table = parquet.read_table(file)
+    listed = rows(capsys, ended.run_dir)
+    for name in ("attempt", "chain", "round", "problem", "level", "fate", "step", "outcome", "reward", "tokens"):
+        assert table[name].to_pylist() == [row[name] for row in listed], name
+    assert str(table.schema.field("launched").type) == "timestamp[ns, tz=UTC]"
+    assert ledger(ended.run_dir, fate="trained", step=2, export=file) == 0
+    capsys.readouterr()
+    trained = parquet.read_table(file)
+    assert trained.num_rows == len(rows(capsys, ended.run_dir, fate="trained", step=2)) > 0
+    assert [entry.name for entry in tmp_path.iterdir()] == ["attempts.parquet"]
+    with pytest.raises(ConfigError, match="cannot write it"):
+        ledger(ended.run_dir, export=tmp_path / "missing" / "attempts.parquet")
+
+
+def test_an_export_without_pyarrow_says_what_to_install(ended, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ConfigError, match="pip install pyarrow"):
+        ledger(ended.run_dir, export=tmp_path / "attempts.parquet")
+    assert list(tmp_path.iterdir()) == []

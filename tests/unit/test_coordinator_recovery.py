@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from pipeline import checkpoints
 from pipeline.checkpoints import latest, load
 from pipeline.config import Config, parse_config
+from pipeline.coordinator import journal
 from pipeline.coordinator.journal import Journal, Stepped
 from pipeline.engines.fake import FakeScript
 from pipeline.errors import NguError
@@ -290,3 +291,25 @@ def test_chaos_of_twelve_lives(tmp_path, seed):
         if not run.run.coordinator.ended:
             run.start_again()
     run.finish()
+
+
+def test_without_checkpoints_the_journal_asks_for_one_before_it_grows_without_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal, "MAX_SEGMENT_BYTES", 40_000)
+    run = Simulation(tmp_path, config(max_rollouts=1200, daemon={"checkpoint_every_steps": 0}), script=SCRIPT)
+    sizes = []
+    while not run.coordinator.ended:
+        run.turn()
+        sizes.append(sum(p.stat().st_size for p in (tmp_path / "journal").glob("*")))
+    run.ledger.close()
+    assert run.coordinator.state == "finished"
+    assert max(sizes) < 4 * 40_000, "two segments, each longer by what a step takes"
+    assert run.coordinator.journal.serial >= 3
+
+
+def test_at_a_checkpoint_the_way_from_the_one_before_is_safe_from_a_power_loss(tmp_path, monkeypatch):
+    synced: list[str] = []
+    monkeypatch.setattr(journal, "sync", lambda path: synced.append(path.name))
+    run = Simulation(tmp_path, config(), script=SCRIPT)
+    run.run()
+    run.ledger.close()
+    assert synced[:4] == ["000000", "journal", "000001", "journal"]
