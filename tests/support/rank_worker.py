@@ -15,6 +15,7 @@ import torch
 from learner_samples import random_groups, tiny_model, tiny_tokenizer
 from safetensors.torch import save_file
 
+from learner.adapters import add_adapters
 from learner.checkpoint import save_checkpoint
 from learner.learner import Learner
 from learner.model import shard_policy
@@ -23,10 +24,12 @@ from learner.sharding import gathered
 from pipeline.learner_config import (
     CispoConfig,
     CorrectionsConfig,
+    CriticConfig,
     EntropyConfig,
     GspoConfig,
     IcePopMask,
     LearnerConfig,
+    LoraConfig,
     M2poConfig,
     PpoConfig,
 )
@@ -44,6 +47,8 @@ CASES: dict[str, tuple[int, LearnerConfig]] = {
     "whole_rollouts": (3, LearnerConfig(**BASE, micro_batch_tokens=30, loss=GspoConfig())),
     "bound_of_the_batch": (4, LearnerConfig(**BASE, micro_batch_tokens=30, loss=M2poConfig(max_moment=1e-3))),
     "clipped": (4, LearnerConfig(**BASE, micro_batch_tokens=20, max_grad_norm=1e-3)),
+    "critic": (4, LearnerConfig(**BASE, micro_batch_tokens=30, loss=PpoConfig(critic=CriticConfig(warmup_steps=0)))),
+    "adapters": (4, LearnerConfig(**BASE, micro_batch_tokens=30, lora=LoraConfig(rank=2))),
     "nothing": (0, LearnerConfig(**BASE)),
 }
 NUM_STEPS = 3
@@ -56,6 +61,8 @@ def groups_for(num_groups: int, seed: int = 5):
 
 def make_learner(config: LearnerConfig, ranks: Ranks | None) -> Learner:
     model = tiny_model()
+    if config.lora.rank:
+        add_adapters(model, config.lora)
     if ranks is not None and ranks.shards:
         shard_policy(model, ranks)
     return Learner(model, config, 1.0, ranks=ranks)
