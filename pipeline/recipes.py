@@ -98,7 +98,7 @@ _GRPO = Recipe(
 _PIPELINERL = Recipe(
     "PipelineRL (arXiv 2509.19128): weights in flight, REINFORCE with the group's mean as baseline and token ratios "
     "truncated at 5, 1024 completions a step, a sum over tokens divided by the rollouts.\n"
-    "Not available: the pause of updates while the ESS is under a threshold; staleness.min_ess pauses launches instead. "
+    "Not available: the pause of updates while the ESS is under a bound; staleness.min_ess pauses launches instead. "
     "The rollouts a problem are not given in the paper; 8 is ours.",
     {
         "sampler": {"kind": "fixed", "num_rollouts": 8},
