@@ -110,7 +110,7 @@ def _points(records: Sequence[Record]) -> list[Point]:
     core_s = 0.0
     for record in (r for r in records if r["kind"] == "eval"):
         if points:
-            core_s += _training_s(before, record)
+            core_s += training_s(before, record)
         before = record
         points.append(
             Point(
@@ -127,7 +127,7 @@ def _points(records: Sequence[Record]) -> list[Point]:
     return points
 
 
-def _training_s(before: Record, record: Record) -> float:
+def training_s(before: Record, record: Record) -> float:
     """CPU seconds of training between the ends of two evaluations."""
     spent = {role: s - before["core_s"].get(role, 0.0) for role, s in record["core_s"].items()}
     tokens = record["tokens"] - before["tokens"]

@@ -9,7 +9,7 @@ import pytest
 
 from bench.study import runs
 from bench.study.commands import study
-from bench.study.curves import area, crossing
+from bench.study.curves import area, crossing, training_s
 from bench.study.estimates import estimate
 from bench.study.plan import load_study
 from pipeline import rundir
@@ -275,3 +275,15 @@ def test_cpu_time_is_summed_over_the_processes_of_a_role():
     assert isinstance(core_s, dict)
     assert core_s["engine"] == pytest.approx(3.75)
     assert core_s["coordinator"] > 0
+
+
+def test_a_pinned_evaluation_costs_training_nothing():
+    def record(cost: float, phase: str) -> dict:
+        core_s = {"learner": cost, "engine": 2 * cost, "evaluator": 50 * cost}
+        counts = {"num_rollouts": {"": 10}, "mean_tokens": 30.0, "tokens": 100 * cost}
+        return {"phase": phase, "core_s": core_s} | counts
+
+    assert training_s(record(1, "before"), record(2, "during")) == pytest.approx(1 + 2)
+    assert training_s(record(1, "during"), record(2, "after")) == pytest.approx(1 + 2 * 100 / 400), (
+        "the engines made it"
+    )
