@@ -34,6 +34,8 @@ LIVE_FIELDS = (
     "staleness.policy",
     "staleness.min_ess",
     "verifier.max_unknown_frac",
+    "guards.starvation",
+    "guards.memory",
     "eval.every_steps",
     "eval.num_rollouts",
     "daemon.checkpoint_every_steps",

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
+from pipeline.errors import NguError
+from pipeline.manifest import sync
 from pipeline.messages import Rollout, Verdict, Work
 
 Fate = Literal["trained", "filtered", "stale", "failed", "cancelled", "given_up", "continued"]
@@ -59,16 +61,28 @@ class Ledger:
     """One writer, the coordinator; others may open the file read-only at any time (WAL)."""
 
     def __init__(self, path: Path):
+        """Raises NguError when what lies at `path` is damaged."""
+        self._path = path
         self._db = sqlite3.connect(path, isolation_level=None)
-        self._db.execute("PRAGMA journal_mode = WAL")
-        self._db.execute("PRAGMA synchronous = NORMAL")
-        self._db.executescript(_SCHEMA)
-        self._db.executemany("INSERT OR IGNORE INTO fates VALUES (?, ?)", [(c, f) for f, c in _CODE.items()])
+        try:
+            self._open()
+        except sqlite3.DatabaseError as e:
+            self._db.close()
+            raise NguError(_damaged(path, str(e))) from None
         self._launches: list[tuple] = []
         self._judgements: list[tuple] = []
         self._ends: list[tuple] = []
         self.counts: Counter[str] = Counter()
         self.recount()
+
+    def _open(self) -> None:
+        (found,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
+        if found != "ok":
+            raise sqlite3.DatabaseError(found)
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = NORMAL")
+        self._db.executescript(_SCHEMA)
+        self._db.executemany("INSERT OR IGNORE INTO fates VALUES (?, ?)", [(c, f) for f, c in _CODE.items()])
 
     def next_attempt_id(self) -> int:
         return self._db.execute("SELECT last_attempt_id FROM books").fetchone()[0] + 1
@@ -121,6 +135,18 @@ class Ledger:
         self._launches.clear()
         self._judgements.clear()
         self._ends.clear()
+
+    def sync(self) -> None:
+        """Commit, and survive a power loss from here on, as the checkpoint does that is about to be published."""
+        self.commit()
+        if (wal := self._path.with_name(f"{self._path.name}-wal")).exists():
+            sync(wal)
+
+    def check_holds(self, num_launched: int) -> None:
+        """Raises NguError unless at least so many attempts are on record, as a checkpoint says."""
+        if self.counts["launched"] < num_launched:
+            missing = f"{num_launched - self.counts['launched']} attempts of the checkpoint are missing"
+            raise NguError(_damaged(self._path, missing))
 
     def rewind(self, step: int, keep: Sequence[int]) -> None:
         """Go back to the checkpoint at `step`, whose open attempts were `keep`; everything else open is cancelled.
@@ -180,3 +206,10 @@ class Ledger:
     def close(self) -> None:
         self.commit()
         self._db.close()
+
+
+def _damaged(path: Path, what: str) -> str:
+    return (
+        f"{path}: damaged ({what}); put a copy of it back, or begin a new run at the last checkpoint: `ngu train "
+        f"{path.parent}/config.toml model.path={path.parent}/checkpoints/step_N/model`"
+    )

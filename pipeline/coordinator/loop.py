@@ -337,7 +337,7 @@ class Coordinator:
 
     def _publish_checkpoint(self, partial: Path) -> None:
         self.journal.flush()
-        self.ledger.commit()
+        self.ledger.sync()
         checkpoints.publish(self.run_dir, partial, take_snapshot(self.flow, self.task))
         self.journal.rotate()
         self.journal.write(Configured(dump_config(self.config)))

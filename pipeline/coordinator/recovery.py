@@ -50,6 +50,7 @@ def recover(
         flow.pending.extend(snapshot.pending)
         flow.is_holding = snapshot.is_holding
         flow.starvation.state = snapshot.starvation
+        flow.ledger.check_holds(snapshot.counters.get("launched", 0))
     flow.ledger.rewind(version, flow.waiting_attempts() + list(flow.book.places))
     has_entries = False
     for entry in flow.journal.replay(snapshot.journal if snapshot is not None else 0):

@@ -1,0 +1,100 @@
+"""A file cut off at any byte: refused with a line that says what to do; the one before it is used if there is one."""
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+import torch
+from fakes import Simulation
+
+from pipeline.checkpoints import latest, load
+from pipeline.config import parse_config
+from pipeline.errors import NguError, WeightError
+from pipeline.ledger import Ledger
+from pipeline.manifest import MANIFEST
+from pipeline.weights import WeightPublisher, read_weights
+
+CONFIG = parse_config(
+    {
+        "max_rollouts": 320,
+        "engines": {"slots": 8},
+        "learner": {"batch_size": 32},
+        "eval": {"every_steps": 0, "final_num_rollouts": 1},
+        "daemon": {"checkpoint_every_steps": 3},
+    },
+    "test",
+)
+
+
+def cuts(size: int, num: int) -> Iterable[int]:
+    """Every length near the ends, and `num` between."""
+    return sorted({*range(min(20, size)), *range(0, size, max(size // num, 1)), *range(max(size - 20, 0), size)})
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("run")
+    run = Simulation(path, CONFIG)
+    while run.version < 7 or run.coordinator.training is not None:
+        run.turn()
+    run.ledger._db.close()  # as a kill does
+    return path
+
+
+@pytest.fixture
+def killed(ended, tmp_path) -> Path:
+    """A copy of a run that was killed after two checkpoints."""
+    shutil.copytree(ended, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_a_checkpoint_cut_off_anywhere_leaves_the_one_before_it(killed):
+    before, newest = sorted((killed / "checkpoints").iterdir())
+    for path in (newest / "coordinator.msgpack", newest / MANIFEST):
+        whole = path.read_bytes()
+        for length in cuts(len(whole), 60):
+            path.write_bytes(whole[:length])
+            assert latest(killed) == before, length
+        path.write_bytes(whole)
+    assert latest(killed) == newest
+    (newest / "coordinator.msgpack").write_bytes((newest / "coordinator.msgpack").read_bytes()[:-1])
+    with pytest.raises(NguError, match="delete the directory to resume from the one before"):
+        load(newest)
+    run = Simulation(killed, CONFIG, resume=latest(killed))
+    run.run()
+    run.ledger.close()
+    assert run.coordinator.state == "finished"
+
+
+def test_a_ledger_cut_off_anywhere_is_refused_with_what_to_do(killed):
+    path = killed / "ledger.sqlite"
+    Ledger(path).close()  # everything in one file
+    whole = path.read_bytes()
+    refused = 0
+    for length in cuts(len(whole), 30):
+        path.write_bytes(whole[:length])
+        try:
+            Simulation(killed, CONFIG, resume=latest(killed)).ledger._db.close()
+        except NguError as e:
+            refused += 1
+            assert f"{path}: damaged (" in e.message and "begin a new run at the last checkpoint" in e.message
+        else:
+            pytest.fail(f"{length} of {len(whole)} bytes were taken for a ledger")
+        for leftover in killed.glob("ledger.sqlite-*"):
+            leftover.unlink()
+    assert refused > 50
+
+
+def test_weights_cut_off_anywhere_are_refused(tmp_path):
+    publisher = WeightPublisher(tmp_path / "weights")
+    notice = publisher.publish({"a": torch.arange(40.0), "b": torch.ones(3, 2)}, 1, "model", [5, 6], [-0.5])
+    path = Path(notice.path)
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        with pytest.raises(WeightError, match="publish the version again"):
+            read_weights(notice)
+    path.write_bytes(whole)
+    assert read_weights(notice)["a"][39] == 39
+    publisher.close()
