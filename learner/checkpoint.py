@@ -70,8 +70,7 @@ def open_learner(
         verify_manifest(checkpoint)
     ranks = ranks or alone()
     # Adapters are trained on the weights that the run began with; MODEL holds those already merged.
-    from_start = checkpoint is None or config.learner.lora.rank
-    path = config.model.path if from_start else str(checkpoint / MODEL)
+    path = config.model.path if checkpoint is None or config.learner.lora.rank else str(checkpoint / MODEL)
     model, tokenizer = load_model(path, ranks.device)
     reference = open_reference(config, model) if config.learner.kl.coef else None
     if config.learner.lora.rank:

@@ -250,7 +250,7 @@ class LoraConfig(Section, frozen=True):
     """
 
     rank: NonNegativeInt = 0
-    alpha: Positive = 16.0
+    alpha: PositiveInt = 16
 
 
 class LearnerConfig(Section, frozen=True):

@@ -71,9 +71,10 @@ class TensorBoardSink:
 
         from pipeline import tensorboard_page
 
-        self._event, self._summary, self._page = event_pb2, summary_pb2, tensorboard_page
+        self._event: Any = event_pb2  # its classes are made when it is imported, which type checkers cannot see
+        self._summary, self._page = summary_pb2, tensorboard_page
         self._writer: EventFileWriter | None = EventFileWriter(str(directory))
-        self._writer.add_event(event_pb2.Event(step=0, summary=tensorboard_page.page()))
+        self._writer.add_event(self._event.Event(step=0, summary=tensorboard_page.page()))
         self._started = False
 
     def write(self, record: Record) -> None:

@@ -69,6 +69,9 @@ class NeverGiveUpConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
             raise ValueError("max_attempts must be above 0, or an unsolvable problem would be sampled for ever")
         if 0 < self.max_attempts < self.round_size:
             raise ValueError("max_attempts must be at least round_size")
+        if self.round_size == 1 and self.max_retry_frac == 0.0:
+            # One rollout alone has no variance to learn from, and no retry would run while fresh problems last.
+            raise ValueError("round_size 1 needs max_retry_frac above 0, or nothing would ever be trained")
 
 
 class Past(msgspec.Struct, frozen=True, gc=False):

@@ -35,7 +35,7 @@ class Tally:
         self.warnings: deque[str] = deque(maxlen=MAX_WARNINGS)
         self._new_warnings: list[str] = []
         self.last_step: dict[str, float] = {}
-        self.last_eval: dict[str, object] = {}
+        self.last_eval: dict[str, Any] = {}
         self.host: dict[str, float] = {}  # what the guards last saw of the machine
         self._wall_before_s = 0.0
         self._started: float | None = None
@@ -147,7 +147,7 @@ class Tally:
             self._occupied_s += time - since
         self._occupancy, self._occupied_since = now, time
 
-    def evaluated(self, record: dict[str, object]) -> None:
+    def evaluated(self, record: dict[str, Any]) -> None:
         self.last_eval = record
 
     def spent(self, role: str, boot_id: str, cpu_s: float) -> None:

@@ -87,6 +87,7 @@ def test_a_bare_word_is_a_string():
         ("max_steps=99999999999999999999", r"\[max_steps\]"),
         ("learner", "section.key=value"),
         ("seed.x=1", None),
+        ("sampler={round_size=1, max_retry_frac=0.0}", r"\[sampler\] round_size 1 needs max_retry_frac above 0"),
     ],
 )
 def test_a_mistake_gets_one_line(override, message):
