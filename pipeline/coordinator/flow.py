@@ -157,6 +157,11 @@ class AttemptFlow:
                 f"the verifier could not judge {unknown_frac:.0%} of recent rollouts (limit {limit:.0%}; last: "
                 f"{verdict.detail or 'no detail'}); fix it and `ngu resume`, or raise verifier.max_unknown_frac"
             )
+        if unknown_frac is not None and unknown_frac > limit / 2:
+            self.tally.warn(
+                f"the verifier could not judge more than {limit / 2:.0%} of recent rollouts; above {limit:.0%} "
+                "(verifier.max_unknown_frac) the run fails"
+            )
 
     # --- the end of an attempt, a round, a chain ---
 

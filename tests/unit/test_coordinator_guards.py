@@ -245,6 +245,16 @@ def test_a_clock_that_jumps_is_noticed_once_and_breaks_nothing(tmp_path, monkeyp
     assert ledger(tmp_path, verify=True) == 0
 
 
+def test_unknown_verdicts_are_a_warning_at_half_the_rate_that_ends_the_run(tmp_path):
+    raw = {"max_rollouts": 300, "learner": {"batch_size": 32}, "eval": {"every_steps": 0}}
+    run = Simulation(tmp_path, parse_config(raw, "test"), unknown_every=3)
+    run.run()
+    run.ledger.close()
+    words = "could not judge more than 25% of recent rollouts; above 50%"
+    assert sum(words in warning["text"] for warning in run.sink.of_kind("warning")) == 1
+    assert run.sink.of_kind("step")[-1]["metrics"]["guard/unknown_verdict_frac"] > 0.25
+
+
 def test_a_moment_stopped_between_two_clock_readings_is_no_jump():
     readings = iter([0.0, 0.0, 60.0, 70.0, 71.0])
     guard = ClockGuard(wall=lambda: 1000.0, monotonic=lambda: next(readings))
