@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -51,9 +52,8 @@ def test_a_preempted_slurm_job_stops_its_run_and_is_queued_again_until_it_has_fi
     assert (path / "calls").read_text().count("scontrol") == 1
 
 
-@pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 def test_the_slurm_script_is_clean():
-    subprocess.run(["shellcheck", str(DEPLOY / "ngu.sbatch")], check=True)
+    subprocess.run([Path(sys.executable).with_name("shellcheck"), DEPLOY / "ngu.sbatch"], check=True)
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
