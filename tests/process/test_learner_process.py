@@ -86,9 +86,8 @@ class Run:
 
     def close(self) -> None:
         for process in [*self.others, *([self.process] if self.process else [])]:
-            if process.poll() is None:
-                process.kill()
-                process.communicate()
+            process.kill()
+            process.communicate()  # also closes the pipe
         self.router.close()
         with contextlib.suppress(FileNotFoundError):
             for path in self.weights_dir.iterdir():
