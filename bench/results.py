@@ -1,7 +1,10 @@
-"""Result files of long studies: a JSON object a line, so that an interruption loses only what was running."""
+"""Files of long studies: what to run, and results as a JSON object a line, so that an interruption loses only what was
+running.
+"""
 
 import hashlib
 import os
+import tomllib
 from pathlib import Path
 from typing import TypeVar
 
@@ -11,6 +14,18 @@ from pipeline.config import Config, dump_config
 from pipeline.errors import ConfigError
 
 T = TypeVar("T")
+
+
+def read_plan(path: Path, kind: type[T], what: str, page: str) -> T:
+    """The TOML file that says what to run. Raises ConfigError for one that is not a `kind`, which messages call `what`
+    and of which `page` shows an example.
+    """
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=kind)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; {page} shows one") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.DecodeError) as e:
+        raise ConfigError(f"{path}: not a {what}: {e}") from None
 
 
 def read_results(path: Path, kind: type[T], repair: bool = True) -> list[T]:

@@ -10,7 +10,6 @@ A sweep file names what varies; the grid is the product of the lists, each cell 
 """
 
 import itertools
-import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +19,7 @@ import msgspec
 from bench.lab.config import LabConfig, load_lab_config
 from bench.lab.runner import simulate_all, with_seeds
 from bench.lab.tally import Report
-from bench.results import config_key, read_results
+from bench.results import config_key, read_plan, read_results
 from pipeline.errors import ConfigError
 
 Value = str | int | float | bool
@@ -52,12 +51,7 @@ class Result(msgspec.Struct, frozen=True):
 
 def load_sweep(path: Path, overrides: Sequence[str] = ()) -> list[Cell]:
     """Every cell, checked before any is run; `overrides` apply to all. Raises ConfigError."""
-    try:
-        sweep = msgspec.toml.decode(path.read_bytes(), type=SweepConfig)
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; docs/LAB.md shows one") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.DecodeError) as e:
-        raise ConfigError(f"{path}: not a sweep: {e}") from None
+    sweep = read_plan(path, SweepConfig, "sweep", "docs/LAB.md")
     base = path.parent / sweep.base if sweep.base else None
     cells = []
     for values in itertools.product(*sweep.vary.values()):

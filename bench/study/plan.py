@@ -9,10 +9,8 @@ arms.fixed_8.sampler = { kind = "fixed", num_rollouts = 8 }
 staleness.max_lag = [1, 4]
 """
 
-import hashlib
 import itertools
 import re
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,6 +18,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from bench.lab.config import LabConfig
+from bench.results import config_key, read_plan
 from pipeline.config import Config, dump_config, load_config, parse_config
 from pipeline.errors import ConfigError
 from pipeline.model_path import model_for_task, resolve_model_path
@@ -78,12 +77,7 @@ class Study:
 
 def load_study(path: Path) -> Study:
     """Every run of the study, checked before any is started: settings, data, model and verifier. Raises ConfigError."""
-    try:
-        config = msgspec.toml.decode(path.read_bytes(), type=StudyConfig)
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; docs/STUDY.md shows one") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.DecodeError) as e:
-        raise ConfigError(f"{path}: not a study: {e}") from None
+    config = read_plan(path, StudyConfig, "study", "docs/STUDY.md")
     if len(set(config.seeds)) < len(config.seeds):
         raise ConfigError(f"{path}: seeds names one seed twice")
     base = dump_config(load_config(path.parent / config.base if config.base else None))
@@ -140,8 +134,7 @@ def _job(arm: Arm, seed: int, base: Table, path: Path) -> Job:
     for key, value in arm.settings.items():
         _put(settings, key, value, path)
     config = parse_config(_merged(base, settings) | {"seed": seed}, f"{path}, arm {arm.name}")
-    encoded = msgspec.json.encode(dump_config(config), order="deterministic")
-    return Job(arm.name, seed, config, hashlib.blake2b(encoded, digest_size=8).hexdigest())
+    return Job(arm.name, seed, config, config_key(config))
 
 
 def _refuse_twins(jobs: list[Job], path: Path) -> None:

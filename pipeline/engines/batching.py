@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pipeline.engines.base import Failure, LoadReport
-from pipeline.engines.requests import Request
+from pipeline.engines.requests import Request, open_request, why_impossible
 from pipeline.errors import WeightError
 from pipeline.messages import FinishReason, Rollout, WeightsNotice, Work
 from pipeline.tokenization import PromptCodec
@@ -72,27 +72,16 @@ class BatchingEngine:
     def submit(self, work: Sequence[Work]) -> None:
         """Queue attempts; one that is already here is ignored, since a coordinator re-sends after a reconnect."""
         assert self._policy_version is not None, "weights are loaded before work is submitted"
+        most = self._decoder.max_tokens
         for item in work:
             if item.attempt_id in self._ids:
                 continue
             self._ids.add(item.attempt_id)
-            phrase = self._codec.encode_phrase(item.interruption.phrase) if item.interruption is not None else ()
-            request = Request(item, self._codec.encode(item.problem.prompt), phrase)
-            if reason := self._why_impossible(request):
+            request = open_request(item, self._codec)
+            if reason := why_impossible(request, most, f"the model's {most} positions"):
                 self._failures.append(Failure(item.attempt_id, reason, retryable=False))
             else:
                 self._waiting.append(request)
-
-    def _why_impossible(self, request: Request) -> str:
-        if not request.prompt_ids:
-            return f"problem {request.work.problem.problem_id}: its prompt has no tokens"
-        if request.max_tokens > self._decoder.max_tokens:
-            new = request.max_tokens - len(request.prompt_ids)
-            return (
-                f"problem {request.work.problem.problem_id}: {len(request.prompt_ids)} prompt tokens and {new} new "
-                f"ones exceed the model's {self._decoder.max_tokens} positions"
-            )
-        return ""
 
     @torch.inference_mode()
     def cancel(self, attempt_ids: Sequence[int]) -> None:

@@ -16,6 +16,25 @@ from pipeline.messages import (
     pack_ids,
     pack_logprobs,
 )
+from pipeline.tokenization import PromptCodec
+
+
+def open_request(work: Work, codec: PromptCodec) -> "Request":
+    phrase = codec.encode_phrase(work.interruption.phrase) if work.interruption is not None else ()
+    return Request(work, codec.encode(work.problem.prompt), phrase)
+
+
+def why_impossible(request: "Request", max_tokens: int, whose: str) -> str:
+    """Why an engine with room for `max_tokens`, prompt included, can never run this; empty if it can. `whose` names
+    that room: "the model's 64 positions".
+    """
+    problem, num_prompt = request.work.problem.problem_id, len(request.prompt_ids)
+    if not num_prompt:
+        return f"problem {problem}: its prompt has no tokens"
+    if request.max_tokens > max_tokens:
+        new = request.max_tokens - num_prompt
+        return f"problem {problem}: {num_prompt} prompt tokens and {new} new ones exceed {whose}"
+    return ""
 
 
 class Request:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from engine_bench import SLOTS, Bench
+from engine_bench import SLOTS, Bench, bench_fixture
 from tiny_models import MAX_POSITIONS, save_model_dir, teacher_forced, work
 
 from pipeline.engines.base import Failure
@@ -17,19 +17,8 @@ ALL = [*REAL, ("fake", "qwen2")]
 PHRASE = "abcabc"  # a token a letter for the tiny tokenizer, one word for the fake engine
 INTERRUPTION = Interruption(position=5, phrase=PHRASE, thought_end="}", answer_tokens=3)
 
-
-@pytest.fixture(params=ALL, ids=lambda p: "-".join(p))
-def bench(request, tmp_path):
-    made = Bench(tmp_path, *request.param)
-    yield made
-    made.engine.close()
-
-
-@pytest.fixture(params=REAL, ids=lambda p: "-".join(p))
-def real(request, tmp_path):
-    made = Bench(tmp_path, *request.param)
-    yield made
-    made.engine.close()
+bench = bench_fixture(ALL)
+real = bench_fixture(REAL)
 
 
 def truncated(bench: Bench, max_new_tokens: int, count: int = 12) -> list[Rollout]:

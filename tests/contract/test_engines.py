@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 import torch
-from engine_bench import ALL, REAL, SLOTS, Bench
+from engine_bench import ALL, REAL, SLOTS, Bench, bench_fixture
 from tiny_models import MAX_POSITIONS, publish, save_model_dir, teacher_forced, tiny_model, work
 
 from pipeline.config import EnginesConfig
@@ -16,19 +16,8 @@ from pipeline.messages import Rollout
 
 torch.set_num_threads(1)
 
-
-@pytest.fixture(params=ALL, ids=lambda p: "-".join(p))
-def bench(request, tmp_path):
-    made = Bench(tmp_path, *request.param)
-    yield made
-    made.engine.close()
-
-
-@pytest.fixture(params=REAL, ids=lambda p: "-".join(p))
-def real(request, tmp_path):
-    made = Bench(tmp_path, *request.param)
-    yield made
-    made.engine.close()
+bench = bench_fixture(ALL)
+real = bench_fixture(REAL)
 
 
 def test_every_attempt_ends_once_as_a_valid_rollout(bench):

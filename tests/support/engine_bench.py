@@ -1,8 +1,10 @@
 """What the contract of the `Engine` seam runs over: every kind of engine on a tiny model."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tiny_models import publish, save_model_dir, tiny_model
 
 from pipeline.config import EnginesConfig
@@ -44,3 +46,15 @@ class Bench:
             ended += self.engine.step()
             assert self.engine.stats()["slots_used"] <= SLOTS
         return ended
+
+
+def bench_fixture(kinds: Sequence[tuple[str, str]]) -> Any:
+    """A fixture that opens a `Bench` for each (engine, model) of `kinds` and closes its engine."""
+
+    @pytest.fixture(params=kinds, ids="-".join)
+    def bench(request: pytest.FixtureRequest, tmp_path: Path):
+        made = Bench(tmp_path, *request.param)
+        yield made
+        made.engine.close()
+
+    return bench

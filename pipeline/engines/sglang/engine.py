@@ -19,7 +19,7 @@ import numpy as np
 
 from pipeline.config import EnginesConfig
 from pipeline.engines.base import Failure, LoadReport
-from pipeline.engines.requests import Request
+from pipeline.engines.requests import Request, open_request, why_impossible
 from pipeline.engines.sglang.capabilities import read_load
 from pipeline.engines.sglang.connection import Connection
 from pipeline.engines.sglang.push import WeightsFile
@@ -215,27 +215,17 @@ class SGLangEngine:
 
     def submit(self, work: Sequence[Work]) -> None:
         assert self._policy_version is not None, "weights are loaded before work is submitted"
+        most = self._connection.capabilities.max_tokens
         for item in work:
             if item.attempt_id in self._ids:
                 continue
             self._ids.add(item.attempt_id)
-            phrase = self._codec.encode_phrase(item.interruption.phrase) if item.interruption is not None else ()
-            request = Request(item, self._codec.encode(item.problem.prompt), phrase)
-            if reason := self._why_impossible(request):
+            request = open_request(item, self._codec)
+            if reason := why_impossible(request, most, f"the server's {most}"):
                 self._ended.append(Failure(item.attempt_id, reason, retryable=False))
             else:
                 self._waiting.append(request)
         self._fill()
-
-    def _why_impossible(self, request: Request) -> str:
-        problem, num_prompt = request.work.problem.problem_id, len(request.prompt_ids)
-        most = self._connection.capabilities.max_tokens
-        if not num_prompt:
-            return f"problem {problem}: its prompt has no tokens"
-        if request.max_tokens > most:
-            new = request.max_tokens - num_prompt
-            return f"problem {problem}: {num_prompt} prompt tokens and {new} new ones exceed the server's {most}"
-        return ""
 
     def _fill(self) -> None:
         """Requests for every free slot, at once."""
