@@ -196,14 +196,16 @@ class TelemetryConfig(Section, frozen=True):
 class DaemonConfig(Section, frozen=True):
     """`checkpoint_every_steps = 0` keeps only the final checkpoint, and one whenever the journal has grown to 1 GiB.
 
-    A process that says nothing for `hang_s` seconds is killed and started again; raise it where one micro-batch, one
-    checkpoint or loading the model takes longer. Attempts that ended more than `ledger_keep_steps` steps ago are kept
-    as sums by problem only. The batches of the newest steps are kept for `ngu replay`, as many as fit into `replay_gib`
-    GiB (about 20 bytes a token); 0 keeps none.
+    A process that dies is started again after `restart_wait_s` seconds, which double each time, and at most
+    `max_restarts` times in any hour. One that says nothing for `hang_s` seconds is killed; raise it where one
+    micro-batch, one checkpoint or loading the model takes longer. Attempts that ended more than `ledger_keep_steps`
+    steps ago are kept as sums by problem only. The batches of the newest steps are kept for `ngu replay`, as many as
+    fit into `replay_gib` GiB (about 20 bytes a token); 0 keeps none.
     """
 
     checkpoint_every_steps: NonNegativeInt = 10
     max_restarts: NonNegativeInt = 3
+    restart_wait_s: NonNegative = 1.0
     hang_s: Positive = 60.0
     ledger_keep_steps: PositiveInt = 200
     replay_gib: NonNegative = 1.0

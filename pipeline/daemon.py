@@ -20,14 +20,16 @@ import msgspec
 from pipeline import checkpoints, rundir
 from pipeline.config import Config
 from pipeline.errors import NguError
-from pipeline.guards import HangWatch
-from pipeline.logs import RoleLog
+from pipeline.guards import HangWatch, RestartBudget
+from pipeline.logs import LogStream, RoleLog
 from pipeline.role import PARENT_ENV
 
 POLL_S = 0.1
 STOP_GRACE_S = 60.0  # a learner may be in the middle of a step and then writes a checkpoint
 KILL_GRACE_S = 5.0
-RESTART_BACKOFF_S = 1.0
+# A stopped process is killed when so many looks in a row find it so. Looks, not seconds: where a scheduler stops all of
+# a job and lets it go on later, the supervisor may be the first to wake up.
+STOPPED_LOOKS = 5
 # Two torch threads in each of several processes on few cores stall each other, by a factor of a hundred.
 ROLE_ENV = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TQDM_DISABLE": "1"}
 
@@ -37,6 +39,8 @@ class Role(msgspec.Struct):
     argv: list[str]
     is_stateful: bool
     process: subprocess.Popen[bytes] | None = None
+    due: float | None = None  # it died, and is started again then
+    looks_stopped: int = 0
 
 
 class RoleEnded(Exception):
@@ -55,7 +59,7 @@ class Supervisor:
         self.config = config
         self.roles: list[Role] = []
         self.logs: dict[str, RoleLog] = {}
-        self.restarts_left = config.daemon.max_restarts
+        self.restarts = RestartBudget(config.daemon.max_restarts, config.daemon.restart_wait_s)
         self.stop_requested = False
 
     def run(self, resume: bool) -> int:
@@ -68,13 +72,12 @@ class Supervisor:
                 self._watch()
                 return 0
             except RoleEnded as ended:
-                if ended.fatal or self.stop_requested or self.restarts_left == 0:
+                if ended.fatal or self.stop_requested:
                     self._record_failure(ended.reason)
                     return ended.status
-                self.restarts_left -= 1
                 resume = True
                 print(f"supervisor: {ended.reason}; starting again from the last checkpoint", file=sys.stderr)
-                time.sleep(RESTART_BACKOFF_S)
+                time.sleep(self.restarts.take())
             finally:
                 self._end_all()
 
@@ -124,6 +127,7 @@ class Supervisor:
         )
         log = self.logs.setdefault(role.name, RoleLog(self.run_dir / "logs", role.name))
         log.follow(role.process)
+        role.due, role.looks_stopped = None, 0
 
     def _watch(self) -> None:
         """Return when the coordinator has ended the run; raise RoleEnded when it cannot go on."""
@@ -141,12 +145,11 @@ class Supervisor:
             hung = watch.hung()
             for role in self.roles:
                 assert role.process is not None
-                if role.process.pid in hung:
-                    print(
-                        f"supervisor: {role.name} {hung[role.process.pid]}: it is killed", file=sys.stderr, flush=True
-                    )
-                    role.process.kill()
-                    role.process.wait()
+                if role.due is not None:
+                    if time.monotonic() >= role.due:
+                        self._start(role)
+                    continue
+                self._end_if_hung(role, hung.get(role.process.pid, ""))
                 status = role.process.poll()
                 if status is None or (status == 0 and role is not coordinator):
                     continue
@@ -154,21 +157,33 @@ class Supervisor:
                     return
                 self._on_death(role, status)
 
+    def _end_if_hung(self, role: Role, why: str) -> None:
+        """Kill a role that is stopped, or that hangs, as `why` says."""
+        process = role.process
+        assert process is not None
+        role.looks_stopped = role.looks_stopped + 1 if _is_stopped(process) else 0
+        if role.looks_stopped >= STOPPED_LOOKS:
+            why = "is stopped (SIGSTOP)"
+        if why:
+            print(f"supervisor: {role.name} {why}: it is killed", file=sys.stderr, flush=True)
+            process.kill()
+            process.wait()
+
     def _on_death(self, role: Role, status: int) -> None:
         how = f"{role.name} was killed by signal {-status}" if status < 0 else f"{role.name} exited with {status}"
         reason = f"{how} ({self._last_line(role)})"
-        if self.restarts_left == 0:
-            raise RoleEnded(f"{reason}; no restarts are left (daemon.max_restarts)", fatal=True, status=1)
+        if self.restarts.is_spent:
+            reason = f"{reason}; no restarts are left in this hour (daemon.max_restarts)"
+            raise RoleEnded(reason, fatal=True, status=1)
         if role.is_stateful:
             # The coordinator exits with an expected error for its peers too, with the reason already on record.
             fatal = status in (1, 2)
             if fatal and role.name != "coordinator":
                 self._let_coordinator_end()
             raise RoleEnded(reason, fatal=fatal, status=status if fatal else 1)
-        self.restarts_left -= 1
-        print(f"supervisor: {reason}; starting it again", file=sys.stderr)
-        time.sleep(RESTART_BACKOFF_S)
-        self._start(role)
+        wait_s = self.restarts.take()
+        role.due = time.monotonic() + wait_s
+        print(f"supervisor: {reason}; starting it again in {wait_s:g} s", file=sys.stderr)
 
     def _let_coordinator_end(self) -> None:
         """A learner that fails says why to the coordinator, which puts it on record: give it the time."""
@@ -179,7 +194,7 @@ class Supervisor:
 
     def _last_line(self, role: Role) -> str:
         log = self.logs[role.name]
-        return log.last_line().removeprefix("error: ") or f"nothing in {log.path}"
+        return (log.last_lines() or [f"nothing in {log.path}"])[-1].removeprefix("error: ")
 
     def _end_all(self) -> None:
         """Peers of an ended run exit by themselves; whoever does not is told, then killed."""
@@ -204,6 +219,14 @@ class Supervisor:
         if status.get("state") != "failed":
             status |= {"state": "failed", "reason": reason, "time": time.time()}
             rundir.write_atomic(self.run_dir / "status.json", msgspec.json.encode(status))
+
+
+def _is_stopped(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a signal has stopped this child, which then neither ends nor says anything."""
+    if process.poll() is not None:
+        return False
+    state = os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    return state is not None and state.si_code == os.CLD_STOPPED
 
 
 def run(run_dir: Path, resume: bool) -> int:
@@ -256,8 +279,10 @@ def _write_report(run_dir: Path) -> None:
 
 def main() -> int:
     """`python -m pipeline.daemon RUN_DIR [--resume]`, which `ngu start` leaves in the background."""
+    run_dir = Path(sys.argv[1]).absolute()
+    sys.stdout = sys.stderr = LogStream(RoleLog(run_dir / "logs", "daemon"))
     try:
-        return run(Path(sys.argv[1]).absolute(), resume="--resume" in sys.argv[2:])
+        return run(run_dir, resume="--resume" in sys.argv[2:])
     except NguError as e:
         print(f"error: {e.message}", file=sys.stderr)
         return e.exit_status

@@ -1,10 +1,11 @@
-"""What ends a long run unnoticed: processes that hang (the supervisor looks), and what the machine runs out of (the
-coordinator does, between two turns of its loop).
+"""What ends a long run unnoticed: processes that hang or die again and again (the supervisor looks), and what the
+machine runs out of (the coordinator does, between two turns of its loop).
 """
 
 import os
 import shutil
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
@@ -19,6 +20,8 @@ MEMORY_PERIOD_S = 5.0
 NEAR_FRAC = 0.9  # of the bound on memory: a warning from here on, and what a run that was over it must fall below
 MIN_JUMP_S = 5.0
 MAX_READING_S = 1.0  # between two clocks: longer, and the process was stopped there
+RESTART_WINDOW_S = 3600.0
+MAX_RESTART_WAIT_S = 60.0
 _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 
 
@@ -59,6 +62,30 @@ class HangWatch:
             return (self._run_dir / "status.json").stat().st_mtime_ns
         except FileNotFoundError:
             return None
+
+
+class RestartBudget:
+    """At most `limit` restarts in any hour, each after twice the wait of the one before in that hour, from `wait_s` on.
+
+    A run of weeks outlives one death a day, and one that dies at every start ends soon.
+    """
+
+    def __init__(self, limit: int, wait_s: float, clock: Callable[[], float] = time.monotonic):
+        self._limit, self._wait_s, self._clock = limit, wait_s, clock
+        self._taken: deque[float] = deque()
+
+    @property
+    def is_spent(self) -> bool:
+        while self._taken and self._clock() - self._taken[0] > RESTART_WINDOW_S:
+            self._taken.popleft()
+        return len(self._taken) >= self._limit
+
+    def take(self) -> float:
+        """Count a restart; the seconds to wait before it. Not when the budget is spent."""
+        assert not self.is_spent
+        wait_s = min(self._wait_s * 2.0 ** len(self._taken), MAX_RESTART_WAIT_S)
+        self._taken.append(self._clock())
+        return wait_s
 
 
 class DiskGuard:

@@ -6,10 +6,12 @@ lost when a file is rotated, and a role cannot fill the disk.
 """
 
 import contextlib
+import io
 import os
 import subprocess
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Literal
@@ -19,6 +21,7 @@ import msgspec
 MAX_LOG_BYTES = 16 << 20
 KEPT_LOGS = 3  # rotated files: ROLE.log.1 is the newest of them
 MAX_LINE_BYTES = 1 << 16  # a longer line becomes several
+LAST_LINES = 64
 _DRAIN_S = 1.0
 
 Level = Literal["info", "warning", "error"]
@@ -37,8 +40,8 @@ class RoleLog:
 
     def __init__(self, directory: Path, role: str):
         self.path = directory / f"{role}.log"
-        self.last_text = ""
         self._role = role
+        self._last: deque[str] = deque(maxlen=LAST_LINES)
         self._lock = threading.Lock()  # a process that was killed may leave children that still print
         self._reader: threading.Thread | None = None
 
@@ -47,16 +50,18 @@ class RoleLog:
         self._reader = threading.Thread(target=self._copy, args=(process,), name=f"log-{self._role}", daemon=True)
         self._reader.start()
 
-    def last_line(self) -> str:
-        """What the process that ended last said last."""
+    def last_lines(self) -> list[str]:
+        """What the process that ended last said last, without empty lines; all that it wrote is in the file then."""
         if self._reader is not None:
             self._reader.join(_DRAIN_S)
-        return self.last_text
+        with self._lock:
+            return list(self._last)
 
     def write(self, pid: int, text: str) -> None:
-        self.last_text = text or self.last_text
         line = msgspec.json.encode(Line(time.time(), self._role, pid, _level(text), text)) + b"\n"
         with self._lock:
+            if text.strip():
+                self._last.append(text)
             if self.path.exists() and self.path.stat().st_size + len(line) > MAX_LOG_BYTES:
                 self._rotate()
             with self.path.open("ab") as file:
@@ -74,6 +79,20 @@ class RoleLog:
             newer = rotated(self.path, i - 1) if i > 1 else self.path
             if newer.exists():
                 newer.replace(older)
+
+
+class LogStream(io.TextIOBase):
+    """Stands in for the `sys.stdout` and `sys.stderr` of a process that keeps its own log."""
+
+    def __init__(self, log: RoleLog):
+        self._log = log
+        self._begun = ""  # a line without its end yet
+
+    def write(self, text: str) -> int:
+        *lines, self._begun = (self._begun + text).split("\n")
+        for line in lines:
+            self._log.write(os.getpid(), line)
+        return len(text)
 
 
 def rotated(path: Path, age: int) -> Path:

@@ -1,14 +1,16 @@
 """Logs of roles: structured, bounded, and read in one piece across rotations."""
 
+import os
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from pipeline import logs
-from pipeline.logs import KEPT_LOGS, Line, LogTail, RoleLog
+from pipeline.logs import KEPT_LOGS, Line, LogStream, LogTail, RoleLog
 
 
 def texts(lines) -> list[str]:
@@ -34,7 +36,7 @@ os.write(2, b"warning: by the C library\n\xff torn")
         log = RoleLog(tmp_path, "engine-0")
         log.follow(process)
         process.wait()
-        assert log.last_line() == "\ufffd torn"
+        assert log.last_lines() == ["ready", "warning: by the C library", "\ufffd torn"]
     lines = [msgspec.json.decode(line, type=Line) for line in log.path.read_bytes().splitlines()]
     assert [(e.role, e.pid, e.level, e.text) for e in lines] == [
         ("engine-0", process.pid, "info", "ready"),
@@ -55,6 +57,22 @@ def test_a_log_is_bounded_and_reads_as_one(tmp_path, small):
     read = texts(tail.read(final=True))
     assert read == [f"line {i}" for i in range(100 - len(read), 100)] and len(read) > 3 * KEPT_LOGS
     tail.close()
+
+
+def test_what_a_process_prints_into_its_own_log_is_whole_lines_and_bounded(tmp_path, small, monkeypatch):
+    stream = LogStream(RoleLog(tmp_path, "daemon"))
+    for i in range(40):
+        print("line", i, file=stream, flush=True)
+    try:
+        raise RuntimeError("boom")
+    except RuntimeError:
+        traceback.print_exc(file=stream)
+    newest = [msgspec.json.decode(line, type=Line) for line in (tmp_path / "daemon.log").read_bytes().splitlines()]
+    assert newest[-1].text == "RuntimeError: boom" and newest[-1].pid == os.getpid()
+    tail = LogTail(tmp_path / "daemon.log")
+    assert "line 39" in texts(tail.read(final=True))
+    tail.close()
+    assert all(f.stat().st_size <= small for f in tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("every", [1, 3, 7])

@@ -10,11 +10,12 @@ import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Protocol
+from typing import Protocol
 
 from pipeline.config import EnginesConfig
 from pipeline.engines.sglang import launcher
 from pipeline.engines.sglang.environment import find_python, has_gpu
+from pipeline.logs import RoleLog
 
 STOP_GRACE_S = 2.0
 # Enough cache on a machine without a GPU, where SGLang would take a share of the memory that others need.
@@ -84,11 +85,10 @@ class OwnedServer:
         self._model_dir = model_dir
         self._index = index
         self._seed = seed % (1 << 31)
-        self._process: subprocess.Popen | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._scratch: Path | None = None
         self._segments: set[Path] = set()
-        # In a run the logs of all its processes lie here; elsewhere the last line is all that is ever read of it.
-        self._log = Path("logs", f"engine-{index}-server.log").absolute() if Path("logs").is_dir() else None
+        self._log: RoleLog | None = None
         self.url = ""
 
     def start(self) -> None:
@@ -97,15 +97,18 @@ class OwnedServer:
         self._scratch = Path(tempfile.mkdtemp(prefix="ngu-sglang-"))
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}"
-        with self._open_log() as log:
-            self._process = subprocess.Popen(
-                [self._python, launcher.__file__, *self._flags(port)],
-                env=self._environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                process_group=0,
-            )
+        self._process = subprocess.Popen(
+            [self._python, launcher.__file__, *self._flags(port)],
+            env=self._environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+        )
+        # In a run the logs of all its processes lie here; elsewhere the last lines are all that is ever read of it.
+        directory = Path("logs").absolute() if Path("logs").is_dir() else self._scratch
+        self._log = RoleLog(directory, f"engine-{self._index}-server")
+        self._log.follow(self._process)
 
     def _flags(self, port: int) -> list[str]:
         config = self._config
@@ -127,10 +130,6 @@ class OwnedServer:
             ours["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, self._config.gpus_of(self._index)))
         return kept | ours
 
-    def _open_log(self) -> IO[bytes]:
-        assert self._scratch is not None
-        return (self._log or self._scratch / "server.log").open("ab")
-
     def why_dead(self, wait_s: float = 0.0) -> str:
         assert self._process is not None
         try:
@@ -141,13 +140,10 @@ class OwnedServer:
         return f"the SGLang server {how} ({self._last_words()})"
 
     def _last_words(self) -> str:
-        assert self._scratch is not None
-        path = self._log or self._scratch / "server.log"
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - (1 << 14)))
-            lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+        assert self._log is not None
+        lines = self._log.last_lines()
         errors = [line for line in lines if "Error" in line and "freeze_gc" not in line]  # it asks too early, always
-        return (errors or lines or [f"nothing in {path}"])[-1].strip()[:300]
+        return (errors or lines or [f"nothing in {self._log.path}"])[-1].strip()[:300]
 
     def stop(self) -> None:
         process, self._process = self._process, None
@@ -159,6 +155,8 @@ class OwnedServer:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            assert self._log is not None
+            self._log.last_lines()  # its reader may still write into the scratch directory
         self._remove_scratch()
 
     def settle(self) -> None:

@@ -1,0 +1,96 @@
+"""What the supervisor does about a role that dies, stops or hangs, with roles of a few lines."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline import daemon, rundir
+from pipeline.config import parse_config
+from pipeline.daemon import Role, Supervisor
+from pipeline.guards import RESTART_WINDOW_S, RestartBudget
+from pipeline.logs import LogTail
+
+ENGINE = """
+import os, time
+open("engine.partial", "w").write(str(os.getpid()))
+os.rename("engine.partial", "engine")
+time.sleep(100)
+"""
+# Does to the first engine what HARM says, and ends the run once there is another.
+COORDINATOR = """
+import json, os, signal, time
+def pid():
+    try:
+        return int(open("engine").read())
+    except FileNotFoundError:
+        return 0
+while not (first := pid()):
+    time.sleep(0.01)
+HARM
+while pid() == first:
+    peers = {"engine-0": {"pid": first, "silent_s": SILENT}}
+    open("status.partial", "w").write(json.dumps({"pid": os.getpid(), "peers": peers}))
+    os.rename("status.partial", "status.json")
+    time.sleep(0.05)
+"""
+
+
+class TinySupervisor(Supervisor):
+    code = ""
+
+    def _start_all(self, checkpoint: Path | None) -> None:
+        python = [sys.executable, "-S", "-c"]
+        self.roles = [
+            Role("coordinator", [*python, self.code], is_stateful=True),
+            Role("engine-0", [*python, ENGINE], is_stateful=False),
+        ]
+        for role in self.roles:
+            self._start(role)
+
+
+@pytest.mark.parametrize(
+    ("harm", "silent_s", "said"),
+    [
+        ("os.kill(first, signal.SIGKILL)", 0, "engine-0 was killed by signal 9"),
+        ("os.kill(first, signal.SIGSTOP)", 0, "engine-0 is stopped (SIGSTOP): it is killed"),
+        ("pass", 99, "engine-0 has said nothing for 99 s: it is killed"),
+    ],
+    ids=["dies", "stops", "hangs"],
+)
+def test_a_role_that_dies_stops_or_hangs_is_replaced_alone(tmp_path, monkeypatch, capsys, harm, silent_s, said):
+    monkeypatch.setattr("pipeline.guards.PERIOD_S", 0.0)
+    config = parse_config({"daemon": {"restart_wait_s": 0.0, "hang_s": 50.0}}, "test")
+    supervisor = TinySupervisor(rundir.create(tmp_path / "run", config), config)
+    supervisor.code = COORDINATOR.replace("HARM", harm).replace("SILENT", str(silent_s))
+    assert supervisor.run(resume=False) == 0
+    err = capsys.readouterr().err
+    assert said in err and err.count("starting it again in 0 s") == 1
+    assert all(role.process is not None and role.process.poll() is not None for role in supervisor.roles)
+    for role in ("coordinator", "engine-0"):
+        assert not LogTail(supervisor.run_dir / "logs" / f"{role}.log")._file, "nothing went wrong inside a role"
+
+
+def test_a_budget_of_restarts_is_for_an_hour_and_its_waits_double():
+    now = 0.0
+    budget = RestartBudget(3, 2.0, lambda: now)
+    assert [budget.take() for _ in range(3)] == [2.0, 4.0, 8.0]
+    assert budget.is_spent
+    now = RESTART_WINDOW_S + 1
+    assert not budget.is_spent and budget.take() == 2.0
+    assert RestartBudget(0, 0.0).is_spent
+    many = RestartBudget(100, 1.0)
+    assert [many.take() for _ in range(50)][-1] == 60.0
+
+
+def test_the_supervisor_in_the_background_keeps_its_own_log(tmp_path, monkeypatch):
+    run = rundir.create(tmp_path / "run", parse_config({}, "test"))
+    (run / "logs").mkdir()
+    monkeypatch.setattr(sys, "argv", ["daemon", str(run)])
+    monkeypatch.setattr(sys, "stdout", sys.stdout)
+    monkeypatch.setattr(sys, "stderr", sys.stderr)
+    with rundir.lock(run):
+        assert daemon.main() == 2
+    tail = LogTail(run / "logs" / "daemon.log")
+    assert [line for line in tail.read(final=True) if "error: " in line and "is in use" in line]
+    tail.close()
