@@ -265,7 +265,7 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = (), schema: 
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
             raise ConfigError(f"{path}: not a readable TOML file: {e}") from None
     for override in overrides:
-        _apply_override(raw, override)
+        apply_override(raw, override)
     return parse_config(raw, str(path) if path else "config", schema)
 
 
@@ -307,7 +307,7 @@ def _with_kind(table: dict[str, Any], path: tuple[str, ...], kind: str) -> dict[
 def override_config(config: Config, override: str) -> Config:
     """`config` with one `section.key=value` override; raises ConfigError."""
     raw = dump_config(config)
-    _apply_override(raw, override)
+    apply_override(raw, override)
     return parse_config(raw, "config", type(config))
 
 
@@ -316,7 +316,8 @@ def dump_config(config: Config) -> dict[str, Any]:
     return msgspec.to_builtins(config)
 
 
-def _apply_override(raw: dict[str, Any], override: str) -> None:
+def apply_override(raw: dict[str, Any], override: str) -> None:
+    """Set one `section.key=value` in plain tables; raises ConfigError for what is not written so."""
     key, sep, literal = override.partition("=")
     if not sep or not key.strip():
         raise ConfigError(f"{override!r}: an override is written section.key=value")

@@ -12,7 +12,6 @@ from rich.console import Console
 from bench.lab.config import LabConfig, load_lab_config
 from bench.lab.replay import Replay, replay
 from bench.lab.runner import default_jobs, progress, simulate, simulate_all, with_seeds
-from bench.lab.speed import measure_speed
 from bench.lab.sweep import by_settings, load_sweep, run_sweep
 from bench.lab.tables import Reports, new_table, print_reports
 from bench.lab.tally import Report
@@ -137,18 +136,6 @@ def replay_(run: Path, /, *settings: Arguments, sampler: str, json: Json = None)
     """
     found = replay(run, _candidate(sampler, list(settings)).sampler)
     _print_replay(found, Path(sampler).stem)
-    _write(json, found)
-    return 0
-
-
-@app.command
-def speed(*arguments: Arguments, json: Json = None) -> int:
-    """Measure a sampler's decisions a second with 1,000, 10,000 and 100,000 problems."""
-    found = list(measure_speed(_one_config(arguments).sampler))
-    table = new_table("problems", ["decisions a second", "at best"])
-    for row in found:
-        table.add_row(f"{row.num_problems:,}", f"{row.decisions_per_s:,.0f}", f"{row.best_per_s:,.0f}")
-    _console().print(table)
     _write(json, found)
     return 0
 

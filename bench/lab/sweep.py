@@ -16,10 +16,10 @@ from typing import Annotated, Any
 
 import msgspec
 
+from bench.files import config_key, read_plan, read_results
 from bench.lab.config import LabConfig, load_lab_config
 from bench.lab.runner import simulate_all, with_seeds
 from bench.lab.tally import Report
-from bench.results import config_key, read_plan, read_results
 from pipeline.errors import ConfigError
 
 Value = str | int | float | bool

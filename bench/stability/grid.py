@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from bench.results import config_key, read_results
+from bench.files import config_key, read_results
 from bench.stability.course import Course
 from bench.stability.loop import num_batches, run_arm
 from pipeline.config import Config, load_config

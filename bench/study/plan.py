@@ -17,8 +17,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from bench.files import config_key, read_plan
 from bench.lab.config import LabConfig
-from bench.results import config_key, read_plan
 from pipeline.config import Config, dump_config, load_config, parse_config
 from pipeline.errors import ConfigError
 from pipeline.model_path import model_for_task, resolve_model_path

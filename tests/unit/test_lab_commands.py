@@ -7,14 +7,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.lab import commands, runner, speed
+from bench.files import config_key, read_results
+from bench.lab import commands, runner
 from bench.lab.commands import compare, replay_, simulate_
 from bench.lab.config import load_lab_config
 from bench.lab.population import make_population
 from bench.lab.recorded import read_ledger
 from bench.lab.replay import replay
 from bench.lab.sweep import Result, load_sweep, run_sweep
-from bench.results import config_key, read_results
 from pipeline import cli, rundir
 from pipeline.config import load_config
 from pipeline.errors import ConfigError
@@ -104,13 +104,6 @@ def test_check_prints_every_figure_and_fails_when_one_is_off(monkeypatch, tmp_pa
 def test_the_help_line_of_a_verb_with_sub_commands():
     line = cli._first_line(EntryPoint("lab", "bench.lab.commands:app", cli.GROUP))
     assert line == commands.app.help
-
-
-def test_speed_counts_decisions(monkeypatch, capsys):
-    monkeypatch.setattr(speed, "PROBLEM_COUNTS", (50, 2000))
-    found = list(speed.measure_speed(FixedConfig(4), num_decisions=500))
-    assert [row.num_problems for row in found] == [50, 2000]
-    assert all(row.decisions >= 500 and 0 < row.decisions_per_s <= row.best_per_s for row in found)
 
 
 def test_every_kind_of_sampler_has_a_name():

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from bench.results import read_results
+from bench.files import read_results
 from bench.stability import grid, loop
 from bench.stability.commands import LAGS, LOSSES, stability
 from bench.stability.course import Course, Ending, Evaluated, Stepped, is_hopeless, survives

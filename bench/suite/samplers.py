@@ -1,41 +1,47 @@
 """How many decisions a second a sampler makes: a round proposed and observed is one."""
 
-import statistics
 import time
-from collections.abc import Iterator
 
-import msgspec
 import numpy as np
 
 from bench.lab.world import Stream
+from bench.suite.base import Benchmark, Row, Say, figure
+from pipeline.sections import PositiveInt
 from samplers.base import Launch, Outcome, Problem
+from samplers.never_give_up import NeverGiveUpConfig
 from samplers.registry import SamplerConfig, make_sampler
 
-PROBLEM_COUNTS = (1_000, 10_000, 100_000)
-NUM_DECISIONS = 200_000
 ROLLOUTS_IN_FLIGHT = 1024
 WARM_UP = 0.1  # share of the decisions made before the clock runs
+DECISIONS_PER_S = 200_000  # the target
 
 
-class Speed(msgspec.Struct, frozen=True):
-    """Processor time in `propose` and `observe` only. `decisions_per_s` is the median over blocks of about 1,024
-    rollouts and `best_per_s` that of the fastest block: other processes take no processor time of this one, but they
-    slow it down through caches and shared cores, and the gap between the two figures shows by how much.
+class SamplersBench(Benchmark, frozen=True):
+    """Processor time in `propose` and `observe` only, for each number of problems, with pass rates uniform in [0, 1).
+
+    A rate is that of a block of about 1,024 rollouts in flight. Other processes take no processor time of this one, but
+    slow it down through caches and shared cores: the fastest block shows by how much.
     """
 
-    num_problems: int
-    decisions: int
-    decisions_per_s: float
-    best_per_s: float
+    sampler: SamplerConfig = NeverGiveUpConfig()
+    problems: tuple[PositiveInt, ...] = (1_000, 10_000, 100_000)
+    decisions: PositiveInt = 200_000
+
+    def run(self, say: Say) -> list[Row]:
+        rows = []
+        target = DECISIONS_PER_S if isinstance(self.sampler, NeverGiveUpConfig) else None
+        for num_problems in self.problems:
+            rates = measure(self.sampler, num_problems, self.decisions)
+            if not rates:
+                say(f"{num_problems:,} problems: all were retired before the clock ran")
+                continue
+            rows.append(figure(f"{num_problems:,} problems", "decisions/CPU s", rates, at_least=target))
+            rows.append(figure(f"{num_problems:,} problems, fastest block", "decisions/CPU s", [max(rates)]))
+        return rows
 
 
-def measure_speed(config: SamplerConfig, num_decisions: int = NUM_DECISIONS) -> Iterator[Speed]:
-    """For each number of problems, with pass rates uniform in [0, 1) and about 1,024 rollouts in flight."""
-    for num_problems in PROBLEM_COUNTS:
-        yield _measure(config, num_problems, num_decisions)
-
-
-def _measure(config: SamplerConfig, num_problems: int, num_decisions: int) -> Speed:
+def measure(config: SamplerConfig, num_problems: int, num_decisions: int) -> list[float]:
+    """Decisions a processor second of each block; none when everything is retired before the clock runs."""
     rng = np.random.default_rng(num_problems)
     rates = rng.random(num_problems)
     problems = [Problem(str(i), "lab", "", "") for i in range(num_problems)]
@@ -57,9 +63,7 @@ def _measure(config: SamplerConfig, num_problems: int, num_decisions: int) -> Sp
             timed += len(launches)
             rates_per_s.append(len(launches) / (middle - start + time.process_time() - resumed))
         made += len(launches)
-    if not rates_per_s:
-        return Speed(num_problems, 0, 0.0, 0.0)
-    return Speed(num_problems, timed, statistics.median(rates_per_s), max(rates_per_s))
+    return rates_per_s
 
 
 def _outcome(launch: Launch, rates: np.ndarray, rng: np.random.Generator) -> Outcome:

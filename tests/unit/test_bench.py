@@ -1,0 +1,135 @@
+"""`ngu bench`: parameters, figures with their intervals, the history and its report."""
+
+import ast
+import json
+import statistics
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from bench.suite import registry
+from bench.suite.base import Benchmark, Row, Say, figure, interleaved, ratio
+from bench.suite.commands import bench, report
+from bench.suite.registry import BENCHMARKS, Entry
+from bench.suite.results import read_history
+from bench.suite.samplers import SamplersBench
+from pipeline import cli
+from pipeline.errors import ConfigError, NguError
+from pipeline.sections import PositiveInt
+from samplers.fixed import FixedConfig
+
+PNG = b"\x89PNG"
+
+
+class Toy(Benchmark, frozen=True):
+    repeats: PositiveInt = 3
+    sizes: tuple[int, ...] = (1, 2)
+
+    def run(self, say: Say) -> list[Row]:
+        say("no peer here")
+        counts = range(1, self.repeats + 1)
+        return [figure(f"size {n}", "things/s", [n * i for i in counts], at_least=1.5) for n in self.sizes]
+
+
+@pytest.fixture(autouse=True)
+def toys(monkeypatch: pytest.MonkeyPatch) -> None:
+    toy = Entry(f"{__name__}:Toy", "a toy | of a benchmark")
+    monkeypatch.setattr(registry, "BENCHMARKS", registry.BENCHMARKS | {"toy": toy, "toy2": toy})
+
+
+def test_every_benchmark_is_there_and_listed_with_its_sentence(tmp_path: Path, capsys):
+    for entry in BENCHMARKS.values():
+        module, _, name = entry.place.partition(":")
+        assert any(isinstance(d, ast.ClassDef) and d.name == name for d in cli._definitions(module)), entry.place
+    assert bench(results=tmp_path) == 0
+    out = capsys.readouterr().out
+    assert all(name in out and entry.sentence in out for name, entry in BENCHMARKS.items())
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_run_prints_writes_and_appends_and_the_report_draws_it(tmp_path: Path, capsys):
+    results, file = tmp_path / "history", tmp_path / "all.json"
+    assert bench("toy", "toy2", "repeats=5", "sizes=[4]", json=file, results=results) == 0
+    assert bench("toy", results=results) == 0
+    captured = capsys.readouterr()
+    assert "size 4  12 things/s" in captured.out and "≥ 1.5 things/s" in captured.out and "met" in captured.out
+    assert captured.err.count("no peer here") == 3
+    written = json.loads(file.read_bytes())
+    assert [(r["benchmark"], r["parameters"]) for r in written] == [
+        (name, {"repeats": 5, "sizes": [4]}) for name in ("toy", "toy2")
+    ]
+    assert written[0]["machine"]["cores"] >= 1 and written[0]["versions"]["numpy"]
+    history = read_history(results)
+    assert [len(history[name]) for name in ("toy", "toy2")] == [2, 1]
+    assert msgspec.to_builtins(history["toy"][0]) == written[0] | {"load": tuple(written[0]["load"])}
+    assert report(results=results, out=tmp_path / "page") == 0
+    page = (tmp_path / "page" / "report.md").read_text()
+    assert "2 met, 1 open, 0 missed" in page and "- no peer here" in page
+    assert "| size 4 | 12 things/s |" in page and "| size 2 | 4 things/s |" in page
+    assert (tmp_path / "page" / "report.png").read_bytes().startswith(PNG)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("tyo",), "did you mean 'toy'"),
+        (("toy", "bogus=1"), r"no such parameter \(toy: repeats, sizes\)"),
+        (("toy", "repeats=0"), "toy: .*repeats"),
+        (("repeats=1",), "name a benchmark"),
+        (("samplers", "sampler.kind=bogus"), "samplers: .*bogus"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_one_line(arguments: tuple[str, ...], words: str, tmp_path: Path):
+    with pytest.raises(ConfigError, match=words) as error:
+        bench(*arguments, results=tmp_path)
+    assert "\n" not in error.value.message
+
+
+def test_a_history_of_something_else_and_an_empty_one_are_refused(tmp_path: Path):
+    with pytest.raises(ConfigError, match="no results yet"):
+        report(results=tmp_path)
+    (tmp_path / "toy.jsonl").write_text('{"other": 1}\n')
+    with pytest.raises(NguError, match="not a file of results"):
+        report(results=tmp_path)
+
+
+def test_sides_take_turns_and_the_first_repeat_is_left_out():
+    order: list[str] = []
+    sides = {name: (lambda name=name: (order.append(name), float(len(order)))[1]) for name in "abc"}
+    found = interleaved(sides, repeats=2)
+    assert "".join(order) == "abcbcacab"
+    assert found == {"a": [6.0, 8.0], "b": [4.0, 9.0], "c": [5.0, 7.0]}
+
+
+def test_a_figure_is_a_median_with_its_interval_and_a_ratio_is_of_pairs():
+    values = [1.0, 2.0, 3.0, 4.0, 100.0]
+    row = figure("x", "s", values)
+    assert row.median == statistics.median(values) and row.num == 5 and row.low < 3.0 < row.high
+    assert figure("x", "s", [2.0]) == Row("x", "s", 2.0, 2.0, 2.0, 1)
+    # Both sides doubled by a busy machine in one repeat: the ratio does not see it.
+    steady = ratio("x", [2.0, 4.0, 2.0], [1.0, 2.0, 1.0])
+    assert (steady.low, steady.median, steady.high) == (2.0, 2.0, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("target", "outcome"),
+    [
+        ({"at_least": 1.0}, "met"),
+        ({"at_least": 2.0}, "open"),
+        ({"at_least": 4.0}, "missed"),
+        ({"at_most": 3.0}, "met"),
+        ({"at_most": 2.0}, "open"),
+        ({"at_most": 0.5}, "missed"),
+        ({}, None),
+    ],
+)
+def test_a_target_is_judged_by_the_interval(target: dict[str, float], outcome: str | None):
+    assert Row("x", "s", 2.0, 1.0, 3.0, 9, **target).outcome == outcome
+
+
+def test_samplers_counts_decisions():
+    rows = SamplersBench(sampler=FixedConfig(4), problems=(50, 2000), decisions=500).run(print)
+    assert [row.what for row in rows if row.num > 1] == ["50 problems", "2,000 problems"]
+    assert all(row.median > 0 and row.at_least is None for row in rows)
+    assert rows[0].num >= 500 / 50 and rows[1].median >= rows[0].low
