@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,12 +21,12 @@ from pipeline.metrics import Record, current_records, read_records
 
 
 class Load(NamedTuple):
-    """Means over the time of a run, in attempts, tokens and batches.
+    """What is untrained when a version is published, a mean over the versions of a run.
 
     `running`: attempts in engine slots. `ended`, `ended_tokens`: attempts that wait for a verdict or for the rest of
-    their round, and their tokens. `batches`: full batches not yet trained, the one in training included. A step takes
-    `step_attempts` and `step_tokens`, also what trains nothing. `cv2` is the squared coefficient of variation of
-    lengths, `longest` the longest over the mean.
+    their round, and their tokens. `batches`: what waits to be trained, in batches, without the one just trained. A step
+    takes `step_attempts` and `step_tokens`, also what trains nothing. Of the lengths that are trained `mean` and
+    `longest` are in units of the mean over all attempts, and `cv2` is the squared coefficient of variation.
     """
 
     running: float
@@ -34,6 +35,7 @@ class Load(NamedTuple):
     batches: float
     step_attempts: float
     step_tokens: float
+    mean: float
     cv2: float
     longest: float
 
@@ -47,45 +49,47 @@ class Lag(NamedTuple):
 
 
 def predict(load: Load) -> Lag:
-    """Lag by Little's law, counting time in optimizer steps (PipelineRL, arXiv 2509.19128, has the largest lag alone).
+    """Lag by counting (PipelineRL, arXiv 2509.19128, has the largest lag alone).
 
-    With H attempts running, B a step and Q waiting: a rollout's first token is (H + Q)/B steps old when it is trained.
-    A token is sampled at a uniform point of a length-biased rollout, so half of the mean remaining time
-    (H/B)(1 + CV^2) is left to it: (H/2B)(1 + CV^2) + Q/B, Q weighted by tokens. The longest rollout is L_max/E[L] times
-    as old as the mean one. The batch that is being filled does not count: it makes the fraction of a version that a
-    whole number of steps leaves out. Holds for rounds that are each trained on their own, at constant load, and out of
-    step with each other: rollouts of one and the same length end in waves, and where admission holds launches they come
-    in bursts after each step, at a launch lag of exactly max_lag.
+    A published version makes everything that is sampled and untrained a version older, and a step trains B attempts: so
+    with H running and Q waiting at those moments the mean lag of first tokens is (H + Q)/B, whatever the order, and in
+    steady state Little's law gives the same. Of a running rollout only the tokens so far count: seen at a random moment
+    it is length-biased and half done, E[L](1 + CV^2)/2 tokens, hence (H/2B)(1 + CV^2) + Q/B with Q in tokens. That half
+    is the model; it fails where rollouts start together, in waves of one length. A rollout of L tokens takes L/E[L]
+    times as many steps as the mean one: so the longest, and so those trained where they are longer than those left out
+    (a rule that leaves out what is all right leaves out short ones).
     """
     steps = load.running / load.step_attempts
     waiting = load.ended / load.step_attempts + load.batches
     return Lag(
-        token=steps / 2 * (1 + load.cv2) + load.ended_tokens / load.step_tokens + load.batches,
-        launch=steps + waiting,
+        token=steps * load.mean / 2 * (1 + load.cv2) + load.ended_tokens / load.step_tokens + load.batches,
+        launch=steps * load.mean + waiting,
         largest=math.ceil(steps * load.longest + load.batches),
     )
 
 
 def load_of(steps: Sequence[Record], lengths: Sequence[int]) -> Load:
-    """The load between the first and the last of the step records, with lengths in tokens of judged attempts."""
+    """The load between the first and the last of the step records; `lengths` are of trained rollouts, in tokens."""
     first, last = steps[0], steps[-1]
     metrics = [record["metrics"] for record in steps]
-    seconds = np.diff([m["wall_s"] for m in metrics])
 
     def mean(name: str) -> float:
-        return float(np.average([m[f"queue/mean_{name}"] for m in metrics[1:]], weights=seconds))
+        return fmean(m[f"untrained/{name}"] for m in metrics[:-1])  # the last version ages nothing trained here
 
     sizes = np.asarray(lengths, dtype=np.float64)
     num_steps = last["step"] - first["step"]
+    num_attempts, num_tokens = (last[of] - first[of] for of in ("rollouts", "tokens"))
+    mean_length = num_tokens / num_attempts
     return Load(
         running=mean("running"),
         ended=mean("ended"),
         ended_tokens=mean("ended_tokens"),
         batches=mean("batches"),
-        step_attempts=(last["rollouts"] - first["rollouts"]) / num_steps,
-        step_tokens=(last["tokens"] - first["tokens"]) / num_steps,
+        step_attempts=num_attempts / num_steps,
+        step_tokens=num_tokens / num_steps,
+        mean=float(sizes.mean() / mean_length),
         cv2=float(sizes.var() / sizes.mean() ** 2),
-        longest=float(sizes.max() / sizes.mean()),
+        longest=float(sizes.max() / mean_length),
     )
 
 
@@ -98,7 +102,7 @@ def compare(run_dir: Path, skip: int) -> tuple[Lag, Lag]:
     with closing(sqlite3.connect(f"file:{run_dir / 'ledger.sqlite'}?mode=ro", uri=True)) as db:
         trained = "fate = (SELECT code FROM fates WHERE name = 'trained') AND step > ? AND num_tokens > 0"
         launch = db.execute(f"SELECT avg(step - 1 - oldest_version) FROM attempts WHERE {trained}", (skip,)).fetchone()
-        rows = db.execute("SELECT num_tokens FROM attempts WHERE num_tokens > 0 AND step > ?", (skip,)).fetchall()
+        rows = db.execute(f"SELECT num_tokens FROM attempts WHERE {trained}", (skip,)).fetchall()
     metrics = [record["metrics"] for record in steps[1:]]
     tokens = [m["num_tokens"] for m in metrics]
     measured = Lag(

@@ -20,7 +20,7 @@ CHARTS = {
     "effective sample size": ["ess$"],
     "lag: trained tokens by versions of lag": ["num_tokens/lag_.*$"],
     "lag: mean and largest": ["lag_mean$", "lag_max$"],
-    "queue depths": ["queue/(?!mean_).*$"],
+    "queue depths": ["queue/.*$"],
     "solve rate by difficulty, training": ["solve_rate/.*$"],
     "pass@1 by difficulty, held out": ["eval/pass_at_1/.*$"],
     "guards: shares that starve a run": ["guard/.*_frac$"],

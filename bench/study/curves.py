@@ -1,9 +1,7 @@
 """What one run measured: its pass@1 against what training cost, and where its rollouts went."""
 
 import math
-import sqlite3
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +10,7 @@ import numpy as np
 
 from bench.study.plan import Job, Outcome
 from bench.study.runs import how_it_ended, run_dir
+from bench.study.usage import Usage, read_usage
 from pipeline import rundir
 from pipeline.config import dump_config
 from pipeline.errors import ConfigError
@@ -21,16 +20,6 @@ from pipeline.report import summarize
 Axis = Literal["rollouts", "tokens", "core_s"]
 AXES: tuple[Axis, ...] = ("rollouts", "tokens", "core_s")
 OUTCOMES: tuple[Outcome, ...] = ("hard", "overall")
-
-# The rounds of a chain that was left out as a whole had rewards that are all equal; which, tells why.
-_WASTED = """
-SELECT coalesce(sum(n * (lowest = 1)), 0), coalesce(sum(n * (highest = 0)), 0), (SELECT count(*) FROM attempts
-       WHERE outcome IS NOT NULL), (SELECT count(*) FROM attempts JOIN fates ON code = fate WHERE name = 'trained')
-FROM (SELECT count(*) AS n, min(outcome = 'correct') AS lowest, max(outcome = 'correct') AS highest,
-             sum(name = 'trained') AS trained
-      FROM attempts JOIN fates ON code = fate WHERE outcome IS NOT NULL GROUP BY chain_id)
-WHERE trained = 0
-"""
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -52,9 +41,8 @@ class Point(msgspec.Struct, frozen=True):
 
 class Trace(msgspec.Struct, frozen=True):
     """A run. `run_core_s` and `wall_s` are of the whole run, with its start and its evaluations; `train_s` is training
-    with the evaluations beside it.
-
-    `wasted_*_frac`: the share of the judged rollouts in chains that were dropped because all were right, or wrong.
+    with the evaluations beside it. `pass_at_k` and `reward_mean` are those of the last evaluation, over all held-out
+    problems; `usage` is None without a ledger.
     """
 
     arm: str
@@ -71,9 +59,9 @@ class Trace(msgspec.Struct, frozen=True):
     lag_mean: float | None
     lag_max: float | None
     ess_mean: float | None
-    wasted_right_frac: float | None
-    wasted_wrong_frac: float | None
-    trained_frac: float | None
+    pass_at_k: dict[str, float]
+    reward_mean: float | None
+    usage: Usage | None
 
 
 def read_trace(job: Job, out: Path) -> Trace:
@@ -82,7 +70,7 @@ def read_trace(job: Job, out: Path) -> Trace:
     assert ended is not None
     records = current_records(read_records(run / "metrics.jsonl"))
     summary = summarize(records, rundir.read_status(run), dump_config(job.config))
-    wasted_right, wasted_wrong, trained = _shares(run / "ledger.sqlite")
+    last_eval = next((r for r in reversed(records) if r["kind"] == "eval"), {})
     return Trace(
         arm=job.arm,
         seed=job.seed,
@@ -98,9 +86,9 @@ def read_trace(job: Job, out: Path) -> Trace:
         lag_mean=summary["lag_mean"],
         lag_max=summary["lag_max"],
         ess_mean=summary["ess_mean"],
-        wasted_right_frac=wasted_right,
-        wasted_wrong_frac=wasted_wrong,
-        trained_frac=trained,
+        pass_at_k=last_eval.get("pass_at_k", {}),
+        reward_mean=last_eval.get("best_at_k", {}).get("1"),
+        usage=read_usage(run / "ledger.sqlite"),
     )
 
 
@@ -135,16 +123,6 @@ def training_s(before: Record, record: Record) -> float:
     if spent.pop("evaluator", None) is not None and record["phase"] == "during":
         eval_tokens = 0.0  # pinned: no engine of training made them
     return spent.pop("learner", 0.0) + tokens / max(tokens + eval_tokens, 1.0) * sum(spent.values())
-
-
-def _shares(ledger: Path) -> tuple[float | None, float | None, float | None]:
-    """All right, all wrong, trained; None where a run has no ledger, or judged nothing."""
-    try:
-        with closing(sqlite3.connect(f"{ledger.absolute().as_uri()}?mode=ro", uri=True)) as db:
-            right, wrong, judged, trained = db.execute(_WASTED).fetchone()
-    except sqlite3.Error:
-        return None, None, None
-    return (right / judged, wrong / judged, trained / judged) if judged else (None, None, None)
 
 
 # --- figures of a curve ---

@@ -9,6 +9,7 @@ from bench.study.curves import AXES, Trace
 from bench.study.estimates import Estimate
 from bench.study.figures import AXIS_WORDS, draw
 from bench.study.report import Crossing, StudyReport, mean
+from bench.study.usage import Usage
 from pipeline.progress import number
 
 HEADER = ("arm", "seed", "step", "rollouts", "tokens", "core_s", "hard", "overall")
@@ -24,9 +25,18 @@ FACTS: tuple[tuple[str, Callable[[Trace], float | None], str], ...] = (
     ("lag", lambda t: t.lag_mean, ".2f"),
     ("largest lag", lambda t: t.lag_max, ".1f"),
     ("ESS", lambda t: t.ess_mean, ".3f"),
-    ("trained", lambda t: t.trained_frac, ".1%"),
-    ("wasted, all right", lambda t: t.wasted_right_frac, ".1%"),
-    ("wasted, all wrong", lambda t: t.wasted_wrong_frac, ".1%"),
+    ("reward at the end", lambda t: t.reward_mean, ".3f"),
+)
+
+USES: tuple[tuple[str, Callable[[Usage], float], str], ...] = (
+    ("trained", lambda u: u.trained_frac, ".1%"),
+    ("wasted, all right", lambda u: u.wasted_right_frac, ".1%"),
+    ("wasted, all wrong", lambda u: u.wasted_wrong_frac, ".1%"),
+    ("problems ever solved", lambda u: u.ever_solved_frac, ".1%"),
+    ("groups trained", lambda u: u.num_groups, ",.0f"),
+    ("with a solution", lambda u: u.full_frac, ".1%"),
+    ("improving", lambda u: u.improving_frac, ".1%"),
+    ("from a retry", lambda u: u.retried_frac, ".1%"),
 )
 
 
@@ -39,10 +49,13 @@ def markdown(report: StudyReport) -> str:
         f"First reached, {report.outcome} pass@1: median over seeds [95% bootstrap interval] (seeds that reached it); "
         "a seed that never did counts as infinitely late. Core-seconds are of training, evaluation left out.",
         _costs(report),
-        "The runs: means over seeds.",
+        "The runs: means over seeds. Pass@k is that of the last evaluation, over all held-out problems.",
+        _facts(by_arm),
+        "Where the judged rollouts went: means over seeds. Improving are trained groups without a solution, whose best "
+        "reward is above that of every earlier group of the problem.",
         _table(
-            ["arm", *(words for words, _, _ in FACTS)],
-            [[n, *(_fact(mean(found, f), form) for _, f, form in FACTS)] for n, found in by_arm.items()],
+            ["arm", *(words for words, _, _ in USES)],
+            [[n, *(_fact(_mean_use(found, f), form) for _, f, form in USES)] for n, found in by_arm.items()],
         ),
         *_failures(report.traces),
         *_ranking(report),
@@ -86,6 +99,20 @@ def _results(report: StudyReport) -> str:
 def _costs(report: StudyReport) -> str:
     head = ["arm", *(f"{AXIS_WORDS[axis]} to {t:g}" for t in report.thresholds for axis in AXES)]
     return _table(head, [[arm.name, *map(_crossing, arm.crossings)] for arm in report.arms])
+
+
+def _facts(by_arm: dict[str, list[Trace]]) -> str:
+    of_all = [set(t.pass_at_k) for found in by_arm.values() for t in found]
+    k = max(set.intersection(*of_all), key=int, default="1") if of_all else "1"
+    facts = [*FACTS, (f"pass@{k} at the end", lambda t: t.pass_at_k.get(k), ".3f")]
+    return _table(
+        ["arm", *(words for words, _, _ in facts)],
+        [[n, *(_fact(mean(found, f), form) for _, f, form in facts)] for n, found in by_arm.items()],
+    )
+
+
+def _mean_use(traces: Sequence[Trace], figure: Callable[[Usage], float]) -> float:
+    return mean(traces, lambda t: figure(t.usage) if t.usage is not None else None)
 
 
 def _failures(traces: Sequence[Trace]) -> list[str]:

@@ -108,6 +108,11 @@ class Batcher:
         return self._in_training > 0
 
     @property
+    def num_untaken(self) -> int:
+        """Units of the rounds that are in no batch yet."""
+        return self._total
+
+    @property
     def num_waiting(self) -> int:
         """Units finished and not yet consumed by an optimizer step."""
         return self._total + self._carry + self._in_training

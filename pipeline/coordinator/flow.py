@@ -14,7 +14,7 @@ from pipeline.coordinator.credit import CreditQueue
 from pipeline.coordinator.evaluation import Evaluation, Phase
 from pipeline.coordinator.journal import Journal, Proposed, Replaced, Settled, Stepped, Taken
 from pipeline.coordinator.starvation import StarvationGuard
-from pipeline.coordinator.tally import Occupancy, Tally
+from pipeline.coordinator.tally import Tally
 from pipeline.errors import RunFailed, WireError
 from pipeline.ledger import Fate, Ledger
 from pipeline.messages import AttemptFailed, Group, Rollout, Verdict, VerifyJob, Work
@@ -324,13 +324,22 @@ class AttemptFlow:
             self.tally.trained(group)
         self.batcher.consumed()
 
-    def occupancy(self) -> Occupancy:
-        """What stands between launch and learner now; an evaluation's rollouts count only where engines run them."""
+    def untrained(self) -> dict[str, float]:
+        """What stands between launch and learner now, the batch in training left out: attempts that engines run;
+        attempts that ended and whose verdict or siblings are awaited, and the tokens of those judged; what waits to be
+        trained, in batches. The lag model (`bench.lag_model`) takes it at each new version. An evaluation's rollouts
+        count only where engines run them.
+        """
         num_eval = self.evaluation.num_missing if self.evaluation is not None else 0
         unjudged = len(self.book.places) - num_eval
         held = self.jobs.num_waiting + self.jobs.num_held
         ended = max(self.book.num_in_flight - unjudged, 0) + held
-        return Occupancy(self.work.num_held, ended, self.book.num_ended_tokens, self.batcher.num_batches)
+        return {
+            "running": self.work.num_held,
+            "ended": ended,
+            "ended_tokens": self.book.num_ended_tokens,
+            "batches": self.batcher.num_untaken / self.config.learner.batch_size,
+        }
 
     def queues(self) -> dict[str, int]:
         return {

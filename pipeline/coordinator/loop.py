@@ -127,7 +127,6 @@ class Coordinator:
         self._advance()
         self._heed_starvation()
         self._hand_out()
-        self.tally.occupied(self.flow.occupancy())
         self.records.new_warnings()
         self.journal.flush()
         self.ledger.commit()

@@ -32,6 +32,7 @@ class Records:
     def _metrics(self, learner_metrics: dict[str, float]) -> dict[str, float]:
         flow = self._flow
         gauges = {f"queue/{k}": float(v) for k, v in flow.queues().items()}
+        gauges |= {f"untrained/{k}": v for k, v in flow.untrained().items()}
         gauges |= {f"sampler/{k}": v for k, v in flow.sampler.stats().items()}
         gauges |= {f"guard/{k}": v for k, v in flow.starvation.gauges().items()}
         gauges["guard/warnings"] = float(flow.tally.counters["warnings"])

@@ -3,7 +3,7 @@
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from pipeline.messages import Group, Prefix, Rollout, Verdict, WeightsLoaded
 from samplers.base import Launch, Outcome
@@ -11,18 +11,6 @@ from samplers.base import Launch, Outcome
 RATE_WINDOW_S = 10.0
 VERDICT_WINDOW = 256
 MAX_WARNINGS = 20
-
-
-class Occupancy(NamedTuple):
-    """What is between launch and learner: attempts that engines run; attempts that ended and whose verdict or siblings
-    are awaited, and the tokens of those judged; full batches, the one in training included. What the lag model
-    (`bench.lag_model`) is computed from.
-    """
-
-    running: float
-    ended: float
-    ended_tokens: float
-    batches: float
 
 
 class Tally:
@@ -45,10 +33,6 @@ class Tally:
         self._cpu_s: dict[str, float] = {}  # by process: what `spent` has counted of it
         self._stall_s = 0.0
         self._canary_error = 0.0
-        self._occupancy = Occupancy(0, 0, 0, 0)
-        self._occupied_since: float | None = None
-        self._occupied = [0.0] * len(Occupancy._fields)  # times seconds, since the last optimizer step
-        self._occupied_s = 0.0
 
     # --- time ---
 
@@ -139,14 +123,6 @@ class Tally:
             shortest = 1 << max(rollout.num_tokens.bit_length() - 1, 0)  # of the rollouts counted with it
             self.counters[f"{how}/tokens/{shortest}"] += 1
 
-    def occupied(self, now: Occupancy) -> None:
-        """Called every turn: `now` holds until the next call."""
-        time, since = self._clock(), self._occupied_since
-        if since is not None:
-            self._occupied = [a + n * (time - since) for a, n in zip(self._occupied, self._occupancy, strict=True)]
-            self._occupied_s += time - since
-        self._occupancy, self._occupied_since = now, time
-
     def evaluated(self, record: dict[str, Any]) -> None:
         self.last_eval = record
 
@@ -189,7 +165,6 @@ class Tally:
             **self.host,
             "staleness/ess_holds": self.counters["ess_holds"],
             "staleness/left_out": self.counters["left_out/rollouts"],
-            **self._mean_occupancy(),
             **self._trained_shares(),
         }
         if n := s["rollouts"]:  # none between two steps that follow each other at once
@@ -217,14 +192,6 @@ class Tally:
                 length = name.removeprefix(prefix)
                 shares[f"trained_over_finished/{length}_tokens"] = self.counters[f"trained/tokens/{length}"] / n
         return shares
-
-    def _mean_occupancy(self) -> dict[str, float]:
-        """Means over the time since the last optimizer step; starts the next interval."""
-        if not self._occupied_s:
-            return {}
-        means = Occupancy(*(total / self._occupied_s for total in self._occupied))
-        self._occupied, self._occupied_s = [0.0] * len(Occupancy._fields), 0.0
-        return {f"queue/mean_{name}": value for name, value in means._asdict().items()}
 
     def totals(self) -> dict[str, Any]:
         """The closing record of a run."""

@@ -70,8 +70,9 @@ class ReasoningGymConfig(
 class ManufactoriaConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="kind", tag="manufactoria"):
     """Programs that judge (`accept`) or rewrite (`transform`) a tape of colours, rewarded test by test or as a whole.
 
-    `mixed` rewards the mean of the two. The pool `unsolved` keeps only training problems that the shipped model never
-    solved. At most `eval_per_level` problems are evaluated of each level.
+    `mixed` rewards the mean of the two; evaluation is always graded test by test, so that runs compare. The pool
+    `unsolved` keeps only training problems that the shipped model never solved. At most `eval_per_level` problems are
+    evaluated of each level.
     """
 
     reward: Literal["per_test", "all_pass", "mixed"] = "per_test"

@@ -12,9 +12,13 @@ from bench.study.commands import study
 from bench.study.curves import area, crossing, training_s
 from bench.study.estimates import estimate
 from bench.study.plan import load_study
+from bench.study.usage import Usage, read_usage
 from pipeline import rundir
 from pipeline.coordinator.tally import Tally
 from pipeline.errors import ConfigError, NguError
+from pipeline.ledger import Ledger
+from pipeline.messages import Rollout, SamplingParams, Verdict, Work
+from samplers.base import Problem
 
 # What `ngu train` is to a study: it gets a config and a run directory, and leaves files. Arm "broken" fails half way.
 STAND_IN = """
@@ -40,7 +44,8 @@ for step in range(steps + 1):
     phase = "before" if step == 0 else "after" if step == 4 else "during"
     records += [{"kind": "eval", "step": step, "phase": phase, "rollouts": 100 * step, "tokens": 1000 * step,
                  "core_s": cost, "pass_at_1": {"*3": hard, "+1": 0.5}, "num_rollouts": {"*3": 10, "+1": 30},
-                 "mean_tokens": 25.0, "hard_pass_at_1": hard, "mix_pass_at_1": 0.5, "time": step}]
+                 "mean_tokens": 25.0, "hard_pass_at_1": hard, "mix_pass_at_1": 0.5, "time": step,
+                 "pass_at_k": {"1": 0.5, "8": 0.7}, "best_at_k": {"1": 0.6}}]
     records += [{"kind": "step", "step": step + 1, "rollouts": 100 * step, "tokens": 1000 * step, "time": step,
                  "metrics": {"lag_mean": 0.5, "lag_max": 2.0, "ess": 0.9, "wall_s": 10.0 * (step + 1)}}]
 (run / "metrics.jsonl").write_text("".join(json.dumps(r) + "\\n" for r in records))
@@ -117,8 +122,11 @@ def test_a_study_from_its_file_to_its_report(stand_in: Path, capsys: pytest.Capt
     trace = found["traces"][0]
     # 10 s of the engine were spent before training; evaluation made as many tokens as training from step 1 on.
     assert [p["core_s"] for p in trace["points"]] == pytest.approx([0, 5, 10, 15, 20])
-    assert trace["wasted_right_frac"] == pytest.approx(0.4) == trace["wasted_wrong_frac"]
-    assert trace["trained_frac"] == pytest.approx(0.2)
+    usage = trace["usage"]
+    assert usage["wasted_right_frac"] == pytest.approx(0.4) == usage["wasted_wrong_frac"]
+    assert usage["trained_frac"] == pytest.approx(0.2)
+    assert usage["ever_solved_frac"] == 0.75
+    assert (trace["pass_at_k"], trace["reward_mean"]) == ({"1": 0.5, "8": 0.7}, 0.6)
     assert (trace["lag_mean"], trace["lag_max"], trace["ess_mean"]) == (0.5, 2.0, 0.9)
     assert trace["run_core_s"] > 0
     assert set(found["ranking"]["simulated"]) == {"ngu", "slow", "broken"}
@@ -126,7 +134,14 @@ def test_a_study_from_its_file_to_its_report(stand_in: Path, capsys: pytest.Capt
     assert "[6/6] broken seed 1: failed: the loss is nan" in printed.err
 
     text = (out / "study.md").read_text()
-    for words in ("| ngu | 2 | 0.805 [", "never [never, never] (0/2)", "Failed runs", "Spearman", "| 40.0% |"):
+    for words in (
+        "| ngu | 2 | 0.805 [",
+        "never [never, never] (0/2)",
+        "Failed runs",
+        "Spearman",
+        "| 40.0% |",
+        "pass@8",
+    ):
         assert words in text
     assert (out / "study.png").read_bytes().startswith(b"\x89PNG")
     header, *rows = (out / "study.csv").read_text().splitlines()
@@ -287,3 +302,36 @@ def test_a_pinned_evaluation_costs_training_nothing():
     assert training_s(record(1, "during"), record(2, "after")) == pytest.approx(1 + 2 * 100 / 400), (
         "the engines made it"
     )
+
+
+def test_what_a_ledger_says_about_groups(tmp_path: Path):
+    ledger, sampling = Ledger(tmp_path / "ledger.sqlite"), SamplingParams(1.0, 8)
+    problem, other = Problem("p", "", "", ""), Problem("q", "", "", "")
+    # Chain, round, problem, rewards, step: no solution but progress, no progress, progress after a retry, a solution.
+    chains = [
+        (1, 0, problem, (0.2, 0.5), 1),
+        (2, 0, problem, (0.5, 0.1), 2),
+        (3, 1, problem, (0.6, 0.5), 3),
+        (4, 0, problem, (1.0, 0.5), 4),
+        (5, 0, other, (0.4, 0.4), None),
+    ]
+    for chain, round, of, rewards, step in reversed(chains):
+        for i, reward in enumerate(rewards):
+            attempt = 10 * chain + i
+            ledger.launch([Work(attempt, chain, round, of, sampling)])
+            rollout = Rollout(attempt, chain, 0, b"", b"", b"", (), "stop", "", "e", 0, 0)
+            ledger.judge(rollout, Verdict("correct" if reward == 1 else "incorrect", reward))
+            ledger.end([attempt], "trained" if step else "filtered", step)
+    ledger.close()
+    found = read_usage(tmp_path / "ledger.sqlite")
+    assert found == Usage(
+        trained_frac=0.8,
+        wasted_right_frac=0.0,
+        wasted_wrong_frac=0.2,
+        ever_solved_frac=0.5,
+        num_groups=4,
+        full_frac=0.25,
+        improving_frac=0.5,
+        retried_frac=0.25,
+    )
+    assert read_usage(tmp_path / "none.sqlite") is None

@@ -74,7 +74,7 @@ class Manufactoria:
         return to_problem(self._train[self._passes.next_index()], self._config.reward)
 
     def eval_problems(self) -> list[Problem]:
-        return [to_problem(spec, self._config.reward) for spec in self._eval]
+        return [to_problem(spec, "per_test") for spec in self._eval]
 
     def level_weights(self) -> dict[str, float]:
         counts = Counter(spec.level for spec in self._train)
