@@ -24,15 +24,17 @@ class Load(NamedTuple):
     """What is untrained when a version is published, a mean over the versions of a run.
 
     `running`: attempts in engine slots. `ended`, `ended_tokens`: attempts that wait for a verdict or for the rest of
-    their round, and their tokens. `batches`: what waits to be trained, in batches, without the one just trained. A step
-    takes `step_attempts` and `step_tokens`, also what trains nothing. Of the lengths that are trained `mean` and
-    `longest` are in units of the mean over all attempts, and `cv2` is the squared coefficient of variation.
+    their round, and their tokens. `batches`: what waits to be trained, in batches, without the one just trained, and
+    `most_batches` the most of it that a version found. A step takes `step_attempts` and `step_tokens`, also what trains
+    nothing. Of the lengths that are trained `mean` and `longest` are in units of the mean over all attempts, and `cv2`
+    is the squared coefficient of variation.
     """
 
     running: float
     ended: float
     ended_tokens: float
     batches: float
+    most_batches: float
     step_attempts: float
     step_tokens: float
     mean: float
@@ -56,15 +58,15 @@ def predict(load: Load) -> Lag:
     steady state Little's law gives the same. Of a running rollout only the tokens so far count: seen at a random moment
     it is length-biased and half done, E[L](1 + CV^2)/2 tokens, hence (H/2B)(1 + CV^2) + Q/B with Q in tokens. That half
     is the model; it fails where rollouts start together, in waves of one length. A rollout of L tokens takes L/E[L]
-    times as many steps as the mean one: so the longest, and so those trained where they are longer than those left out
-    (a rule that leaves out what is all right leaves out short ones).
+    times as many steps as the mean one: so the longest, which may then wait for the most batches; and so those trained
+    where they are longer than those left out (a rule that leaves out what is all right leaves out short ones).
     """
     steps = load.running / load.step_attempts
     waiting = load.ended / load.step_attempts + load.batches
     return Lag(
         token=steps * load.mean / 2 * (1 + load.cv2) + load.ended_tokens / load.step_tokens + load.batches,
         launch=steps * load.mean + waiting,
-        largest=math.ceil(steps * load.longest + load.batches),
+        largest=math.ceil(steps * load.longest + load.most_batches),
     )
 
 
@@ -73,18 +75,19 @@ def load_of(steps: Sequence[Record], lengths: Sequence[int]) -> Load:
     first, last = steps[0], steps[-1]
     metrics = [record["metrics"] for record in steps]
 
-    def mean(name: str) -> float:
-        return fmean(m[f"untrained/{name}"] for m in metrics[:-1])  # the last version ages nothing trained here
+    def of(name: str) -> list[float]:
+        return [m[f"untrained/{name}"] for m in metrics[:-1]]  # the last version ages nothing trained here
 
     sizes = np.asarray(lengths, dtype=np.float64)
     num_steps = last["step"] - first["step"]
-    num_attempts, num_tokens = (last[of] - first[of] for of in ("rollouts", "tokens"))
+    num_attempts, num_tokens = (last[name] - first[name] for name in ("rollouts", "tokens"))
     mean_length = num_tokens / num_attempts
     return Load(
-        running=mean("running"),
-        ended=mean("ended"),
-        ended_tokens=mean("ended_tokens"),
-        batches=mean("batches"),
+        running=fmean(of("running")),
+        ended=fmean(of("ended")),
+        ended_tokens=fmean(of("ended_tokens")),
+        batches=fmean(of("batches")),
+        most_batches=max(of("batches")),
         step_attempts=num_attempts / num_steps,
         step_tokens=num_tokens / num_steps,
         mean=float(sizes.mean() / mean_length),
@@ -101,13 +104,14 @@ def compare(run_dir: Path, skip: int) -> tuple[Lag, Lag]:
         raise ConfigError(f"{run_dir}: {len(steps)} steps after the first {skip}; at least 4 are needed")
     with closing(sqlite3.connect(f"file:{run_dir / 'ledger.sqlite'}?mode=ro", uri=True)) as db:
         trained = "fate = (SELECT code FROM fates WHERE name = 'trained') AND step > ? AND num_tokens > 0"
-        launch = db.execute(f"SELECT avg(step - 1 - oldest_version) FROM attempts WHERE {trained}", (skip,)).fetchone()
-        rows = db.execute(f"SELECT num_tokens FROM attempts WHERE {trained}", (skip,)).fetchall()
+        launch = f"SELECT avg(step - 1 - oldest_version) FROM attempts WHERE {trained} GROUP BY step"
+        launches = db.execute(launch, (steps[0]["step"],)).fetchall()
+        rows = db.execute(f"SELECT num_tokens FROM attempts WHERE {trained}", (steps[0]["step"],)).fetchall()
     metrics = [record["metrics"] for record in steps[1:]]
-    tokens = [m["num_tokens"] for m in metrics]
+    # Every step counts alike, as every version does in the model: steps of a run do not train equally many rollouts.
     measured = Lag(
-        token=float(np.average([m["lag_mean"] for m in metrics], weights=tokens)),
-        launch=launch[0],
+        token=fmean(m["lag_mean"] for m in metrics),
+        launch=fmean(lag for (lag,) in launches),
         largest=max(m["lag_max"] for m in metrics),
     )
     return measured, predict(load_of(steps, [n for (n,) in rows]))

@@ -1,6 +1,5 @@
 """The lag model against the coordinator on a virtual clock, and against a run's files."""
 
-import math
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -71,12 +70,12 @@ def test_lag_is_what_the_model_says(tmp_path, length, slots, batch_size, step_tu
 
 
 def test_the_formulas():
-    load = Load(64, 0, 0, 0, 16, 1600, mean=1.0, cv2=0.5, longest=6.0)
+    load = Load(64, 0, 0, 0, 0, 16, 1600, mean=1.0, cv2=0.5, longest=6.0)
     assert predict(load) == Lag(token=3.0, launch=4.0, largest=24)
     longer = load._replace(mean=1.5)
     assert predict(longer) == Lag(token=4.5, launch=6.0, largest=24)
-    waiting = load._replace(ended=8, ended_tokens=400, batches=1.5)
-    assert predict(waiting) == Lag(token=3.0 + 0.25 + 1.5, launch=4.0 + 0.5 + 1.5, largest=math.ceil(25.5))
+    waiting = load._replace(ended=8, ended_tokens=400, batches=1.5, most_batches=2.0)
+    assert predict(waiting) == Lag(token=3.0 + 0.25 + 1.5, launch=4.0 + 0.5 + 1.5, largest=26)
 
 
 def test_what_cannot_be_compared_exits_2(tmp_path, monkeypatch, capsys):
