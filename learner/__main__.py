@@ -19,6 +19,7 @@ from learner.checkpoint import open_learner, save_checkpoint
 from learner.model import export_model_dir
 from learner.ranks import Ranks, alone, join_ranks, leave_ranks
 from learner.recording import Recorder, StepRecord
+from pipeline import tracing
 from pipeline.channels import ENDPOINT, PeerSocket
 from pipeline.checkpoints import partial_dir
 from pipeline.config import Config, parse_config
@@ -107,14 +108,16 @@ class LearnerRole:
             self._heartbeat()
 
     def _train(self, batch: Batch) -> WeightsNotice:
-        report = self.learner.step(batch.groups, batch.num_attempts, self._heartbeat)
+        with tracing.span("step", version=self.learner.policy_version + 1, groups=len(batch.groups)):
+            report = self.learner.step(batch.groups, batch.num_attempts, self._heartbeat)
         if report.warning and self.ranks.is_first:
             self._keep_refused(batch, report.warning)
         publish_started = time.perf_counter()
         notice = self._publish()
         report.metrics["publish_s"] = time.perf_counter() - publish_started
         if self.recorder is not None:
-            self.recorder.write(StepRecord(report.policy_version, batch, self.learner.config, notice.checksum))
+            with tracing.span("record"):
+                self.recorder.write(StepRecord(report.policy_version, batch, self.learner.config, notice.checksum))
         checkpoint = partial_dir(self.run_dir, report.policy_version) if batch.checkpoint else None
         if checkpoint is not None:
             self._save(checkpoint)
@@ -124,18 +127,20 @@ class LearnerRole:
         return notice
 
     def _publish(self) -> WeightsNotice:
-        ids, logprobs = self.learner.canary()
-        version, weights = self.learner.policy_version, self.learner.state_dict()
-        if self.publisher is None:  # what this rank would say is not heard
-            return WeightsNotice(version, "", "", 0, "", b"", b"")
-        return self.publisher.publish(weights, version, self.model_dir, ids.numpy(), logprobs.numpy())
+        with tracing.span("publish", version=self.learner.policy_version):
+            ids, logprobs = self.learner.canary()
+            version, weights = self.learner.policy_version, self.learner.state_dict()
+            if self.publisher is None:  # what this rank would say is not heard
+                return WeightsNotice(version, "", "", 0, "", b"", b"")
+            return self.publisher.publish(weights, version, self.model_dir, ids.numpy(), logprobs.numpy())
 
     def _save_now(self, checkpoint: str, notice: WeightsNotice) -> None:
         self._save(Path(checkpoint))
         self.socket.send(StepDone(self.learner.policy_version, notice, metrics={}, checkpoint=checkpoint))
 
     def _save(self, directory: Path) -> None:
-        save_checkpoint(directory, self.learner, self.tokenizer)
+        with tracing.span("checkpoint"):
+            save_checkpoint(directory, self.learner, self.tokenizer)
 
     def _keep_refused(self, batch: Batch, warning: str) -> None:
         """A batch that could not be trained on is evidence: keep it as it came over the wire."""
@@ -189,6 +194,8 @@ def main(argv: list[str] | None = None) -> None:
         if socket is not None:
             socket.say_hello()
         config = parse_config(msgspec.json.decode((run_dir / "config.json").read_bytes()), "config.json")
+        if config.telemetry.profile:
+            tracing.start(run_dir, f"{args.name}-{args.rank}" if args.rank else args.name)
         size = config.learner.num_processes
         ranks = join_ranks(args.rank, size, args.rendezvous, config.daemon.hang_s) if size > 1 else alone()
         LearnerRole(run_dir, config, GroupSocket(socket, ranks), args.resume, ranks).run()

@@ -35,17 +35,22 @@ Arguments = Annotated[
 RunDir = Annotated[Path | None, Parameter(help="A new or empty directory. Default: runs/TIME-TASK-SAMPLER.")]
 Seed = Annotated[int | None, Parameter(help="Short for seed=N.")]
 Plain = Annotated[bool, Parameter(name="--no-tui", negative="", help="A line a step, for a log file.")]
+Profile = Annotated[
+    bool, Parameter(negative="", show_default=False, help="Short for telemetry.profile=true: a trace for Perfetto.")
+]
 ExistingRun = Annotated[Path, Parameter(help="The directory of a run.")]
 
 
-def train(*arguments: Arguments, run_dir: RunDir = None, seed: Seed = None, no_tui: Plain = False) -> int:
+def train(
+    *arguments: Arguments, run_dir: RunDir = None, seed: Seed = None, profile: Profile = False, no_tui: Plain = False
+) -> int:
     """Train in this terminal; without a file, the built-in job."""
-    return _foreground(_new_run(arguments, run_dir, seed), resume=False, live=not no_tui)
+    return _foreground(_new_run(arguments, run_dir, seed, profile), resume=False, live=not no_tui)
 
 
-def start(*arguments: Arguments, run_dir: RunDir = None, seed: Seed = None) -> int:
+def start(*arguments: Arguments, run_dir: RunDir = None, seed: Seed = None, profile: Profile = False) -> int:
     """Train in the background."""
-    path = _new_run(arguments, run_dir, seed)
+    path = _new_run(arguments, run_dir, seed, profile)
     status = _spawn_supervisor(path)
     if status is not None:
         raise NguError(f"{path}: the run ended at once with status {status}; see {path}/logs/daemon.log")
@@ -117,7 +122,7 @@ def stop(run: ExistingRun, /) -> int:
     return 0
 
 
-def _new_run(arguments: tuple[str, ...], run_dir: Path | None, seed: int | None) -> Path:
+def _new_run(arguments: tuple[str, ...], run_dir: Path | None, seed: int | None, profile: bool) -> Path:
     """Check everything that can be checked at once, then create the run directory."""
     files = [a for a in arguments if "=" not in a or _is_file(a)]
     if len(files) > 1:
@@ -125,6 +130,8 @@ def _new_run(arguments: tuple[str, ...], run_dir: Path | None, seed: int | None)
     overrides = [a for a in arguments if a not in files]
     if seed is not None:
         overrides.append(f"seed={seed}")
+    if profile:
+        overrides.append("telemetry.profile=true")
     config, task = _resolve_task(load_config(files[0] if files else None, overrides))
     path = rundir.create(run_dir, _resolve_engines(_resolve_model(resolve_verifier(config))))
     list_set_aside(task, path)

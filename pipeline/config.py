@@ -187,10 +187,14 @@ class GuardsConfig(Section, frozen=True):
 class TelemetryConfig(Section, frozen=True):
     """`prometheus_port` serves the run's figures at http://`prometheus_address`:PORT/metrics, to anyone who can reach
     that address (0: not at all). deploy/grafana.json is a dashboard of them.
+
+    `profile` (`ngu train --profile`) records what each process does when, up to 64 MiB a process, and makes
+    RUN/trace.json of it for https://ui.perfetto.dev when the run ends.
     """
 
     prometheus_port: Annotated[int, msgspec.Meta(ge=0, le=65535)] = 0
     prometheus_address: str = "127.0.0.1"
+    profile: bool = False
 
 
 class DaemonConfig(Section, frozen=True):

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from pipeline import rundir
+from pipeline import rundir, tracing
 from pipeline.config import dump_config
 from pipeline.errors import NguError
 from pipeline.metrics import Record, current_records, read_records
@@ -20,8 +20,10 @@ PLOTS = ("reward.png", "pass_at_1_by_level.png", "lag.png", "rollouts_by_level.p
 
 
 def write_report(run_dir: Path) -> dict[str, Any]:
-    """Write `summary.json` and the plots into the run directory; returns the summary."""
+    """Write `summary.json`, the plots and, of a profiled run, `trace.json` into the run directory."""
     from pipeline import plots
+
+    tracing.merge(run_dir)
 
     records = current_records(read_records(run_dir / "metrics.jsonl"))
     summary = summarize(records, rundir.read_status(run_dir), dump_config(rundir.read_config(run_dir)))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import xxhash
 
+from pipeline import tracing
 from pipeline.channels import ENDPOINT, PeerSocket
 from pipeline.config import Config
 from pipeline.engines.base import Engine, Failure, LoadReport
@@ -125,7 +126,8 @@ class Worker:
             self._engine = self._make_engine(self._notice.model_dir)
         if not self._engine.ready:
             return
-        problem = self._try_load(self._notice)
+        with tracing.span("load weights", version=self._notice.policy_version, rows=self._num_in_flight()):
+            problem = self._try_load(self._notice)
         if problem:
             self._receive(0.0)
             problem = self._try_load(self._notice)
@@ -166,7 +168,11 @@ class Worker:
         if self._work:
             self._engine.submit(self._work)
             self._work = []
-        ended = self._engine.step()
+        if num_rows := self._engine.num_in_flight:
+            with tracing.span("step", rows=num_rows):
+                ended = self._engine.step()
+        else:
+            ended = self._engine.step()
         rollouts = tuple(e for e in ended if isinstance(e, Rollout))
         if rollouts:
             self._socket.send(Rollouts(rollouts))
@@ -187,6 +193,8 @@ def main() -> None:
     parser.add_argument("--evaluator", action="store_true", help="evaluates only, each time at one version")
     arguments = parser.parse_args()
     config = read_config(arguments.run_dir)
+    if config.telemetry.profile:
+        tracing.start(arguments.run_dir, arguments.name)
     if config.engines.kind != "fake":
         _import_libraries()
     role = "evaluator" if arguments.evaluator else "engine"

@@ -5,7 +5,7 @@ import os
 import signal
 from pathlib import Path
 
-from pipeline import checkpoints, control
+from pipeline import checkpoints, control, tracing
 from pipeline.channels import ENDPOINT, RouterSocket
 from pipeline.coordinator.controls import Controls
 from pipeline.coordinator.exporter import Exporter
@@ -32,6 +32,8 @@ def main() -> None:
     run_dir: Path = args.run_dir.absolute()
     os.chdir(run_dir)
     config = read_config(run_dir)
+    if config.telemetry.profile:
+        tracing.start(run_dir, "coordinator")
     task = make_task(config.task, config.seed)
     sampler = make_sampler(config.sampler, task, config.seed)
     (run_dir / "ipc").mkdir(mode=0o700, exist_ok=True)

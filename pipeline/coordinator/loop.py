@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from pipeline import checkpoints
+from pipeline import checkpoints, tracing
 from pipeline.checkpoints import Snapshot
 from pipeline.config import Config, dump_config
 from pipeline.coordinator.evaluation import Phase
@@ -121,19 +121,28 @@ class Coordinator:
 
     def turn(self, timeout_s: float) -> None:
         """Wait at most `timeout_s` for messages, then do everything they allow."""
-        for name, message in self.transport.receive(timeout_s):
+        received = self.transport.receive(timeout_s)
+        with tracing.span("turn", received=len(received)):
+            self._take_turn(received)
+        if tracing.is_on():
+            tracing.counter("queues", self.flow.queues() | {"batches": self.flow.batcher.num_batches})
+
+    def _take_turn(self, received: list[tuple[str, Any]]) -> None:
+        for name, message in received:
             self._handle(name, message)
         self.outbox.extend(self.evaluator.catch_up(self.weights))
         self._advance()
         self._heed_starvation()
         self._hand_out()
         self.records.new_warnings()
-        self.journal.flush()
-        self.ledger.commit()
+        with tracing.span("commit"):
+            self.journal.flush()
+            self.ledger.commit()
         outbox, self.outbox = self.outbox, []
-        for name, message in outbox:
-            if not self.transport.send(name, message):
-                self._lose_peer(name)
+        with tracing.span("send", messages=len(outbox)):
+            for name, message in outbox:
+                if not self.transport.send(name, message):
+                    self._lose_peer(name)
 
     def _advance(self) -> None:
         if self.stop_requested and self.state not in ("stopping", "stopped", "finished"):

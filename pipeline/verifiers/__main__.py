@@ -7,6 +7,7 @@ from pathlib import Path
 
 import zmq
 
+from pipeline import tracing
 from pipeline.channels import ENDPOINT, PeerSocket
 from pipeline.errors import VerifierError, WireError
 from pipeline.messages import Heartbeat, Judgement, Judgements, PeerFailed, Stop, VerifyJobs
@@ -26,6 +27,8 @@ def main() -> int:
     parser.add_argument("--name", default="verifier")
     args = parser.parse_args()
     config = read_config(args.run_dir)
+    if config.telemetry.profile:
+        tracing.start(args.run_dir, args.name)
     socket = PeerSocket(ENDPOINT, "verifier", args.name, SLOTS)
     try:
         with VerifierPool.of_run(config) as pool:
@@ -48,8 +51,9 @@ def serve(socket: PeerSocket, pool: VerifierPool) -> None:
                 return
             if not isinstance(message, VerifyJobs):
                 raise WireError(f"a verifier does not take {type(message).__name__}")
-            for job in message.jobs:
-                pool.submit(job)
+            with tracing.span("submit", jobs=len(message.jobs)):
+                for job in message.jobs:
+                    pool.submit(job)
         if done := pool.poll(0):
             socket.send(Judgements(tuple(Judgement(attempt_id, verdict) for attempt_id, verdict in done)))
         now = time.monotonic()

@@ -11,6 +11,7 @@ from collections import Counter, deque
 
 import numpy as np
 
+from pipeline import tracing
 from pipeline.config import Config, ExtractRule
 from pipeline.errors import VerifierError
 from pipeline.messages import Verdict, VerifyJob
@@ -164,6 +165,7 @@ class VerifierPool:
             answer = worker.read()
             if isinstance(answer, Verdict):
                 assert worker.attempt_id is not None
+                tracing.since("judge", worker.busy_since, (worker.pid, "child"), attempt=worker.attempt_id)
                 attempt_id, worker.attempt_id = worker.attempt_id, None
                 elapsed_s = time.monotonic() - worker.busy_since
                 self._latencies_s.append(elapsed_s)
@@ -187,6 +189,7 @@ class VerifierPool:
 
     def _replace(self, worker: Worker, reason: str) -> None:
         elapsed_s = time.monotonic() - worker.busy_since
+        tracing.since(reason, worker.busy_since, (worker.pid, "child"), attempt=worker.attempt_id)
         status = worker.kill()
         self._workers.remove(worker)
         if not worker.ready:

@@ -107,9 +107,11 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
 
 
 def test_a_run_leaves_everything_a_user_was_promised(start):
-    run = start("max_rollouts=20000", "max_steps=5", "daemon.checkpoint_every_steps=2")
+    begin_us = time.monotonic_ns() / 1000
+    run = start("max_rollouts=20000", "max_steps=5", "daemon.checkpoint_every_steps=2", "--profile")
     text = run.end()
     assert "pass@1" in text
+    check_trace(run.dir, begin_us, time.monotonic_ns() / 1000)
     summary = json.loads((run.dir / "summary.json").read_text())
     assert summary["steps"] == 5
     assert summary["rollouts"] >= 240
@@ -126,6 +128,27 @@ def test_a_run_leaves_everything_a_user_was_promised(start):
     checkpoint = run.dir / "checkpoints" / "step_000005" / "model"
     assert AutoModelForCausalLM.from_pretrained(checkpoint).num_parameters() == 447_104
     assert AutoTokenizer.from_pretrained(checkpoint).decode([1]) is not None
+
+
+def check_trace(run_dir: Path, begin_us: float, end_us: float) -> None:
+    """Every role is there, at work within the run's time, and all go by one clock: no effect before its cause."""
+    events = json.loads((run_dir / "trace.json").read_text())["traceEvents"]
+    names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
+    assert set(names.values()) == {"coordinator", "learner", "engine-0", "verifier"}
+    timed = [e for e in events if e["ph"] != "M"]
+    assert {names[e["pid"]] for e in timed} == set(names.values())
+    assert all(begin_us <= e["ts"] <= e["ts"] + e.get("dur", 0) <= end_us for e in timed)
+    spans = {(names[e["pid"]], e["name"], e["args"].get("version")): e for e in events if e["ph"] == "X"}
+    assert {("learner", "checkpoint", None), ("verifier", "submit", None), ("coordinator", "turn", None)} <= set(spans)
+    assert ("engine-0", "step", None) in spans
+    for version in range(1, 6):
+        step, publish = (spans["learner", name, version] for name in ("step", "publish"))
+        assert step["ts"] + step["dur"] <= publish["ts"]
+        if load := spans.get(("engine-0", "load weights", version)):  # versions that come too fast are skipped
+            assert publish["ts"] + publish["dur"] <= load["ts"]
+    assert ("engine-0", "load weights", 5) in spans
+    queues = [e["args"] for e in events if e["ph"] == "C"]
+    assert queues and all(q.keys() >= {"launch", "in_flight", "verify", "batches"} for q in queues)
 
 
 def test_a_pinned_evaluation_during_training_is_that_of_the_checkpoint(start):
