@@ -20,7 +20,7 @@ from learner.model import export_model_dir
 from learner.ranks import Ranks, alone, join_ranks, leave_ranks
 from learner.recording import Recorder, StepRecord
 from pipeline import tracing
-from pipeline.channels import ENDPOINT, PeerSocket
+from pipeline.channels import ENDPOINT, PeerSocket, introduction
 from pipeline.checkpoints import partial_dir
 from pipeline.config import Config, parse_config
 from pipeline.errors import NguError
@@ -188,7 +188,7 @@ def main(argv: list[str] | None = None) -> None:
     torch.set_num_threads(1)  # with two, the engines and the learner of a small machine stall each other
     run_dir = args.run_dir.resolve()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that shared memory is given back
-    socket = PeerSocket(ENDPOINT, "learner", args.name, slots=1) if args.rank == 0 else None
+    socket = PeerSocket(ENDPOINT, introduction("learner", args.name, slots=1)) if args.rank == 0 else None
     size = 1
     try:
         if socket is not None:

@@ -17,6 +17,7 @@ from pipeline.messages import FromPeer, Hello, Identify, Role, ToPeer
 
 ENDPOINT = "ipc://ipc/coordinator"  # relative to the run directory: a Unix socket path must stay under 108 bytes
 MAX_MESSAGE_BYTES = 1 << 30
+LINGER_MS = 2000
 # A drain stops at whichever comes first, so that one loud peer cannot keep the loop from its other work.
 DRAIN_MESSAGES = 256
 DRAIN_BYTES = 2 << 20
@@ -33,17 +34,25 @@ def _decoded(decode: Any, payload: bytes, sender: str) -> Any:
         raise WireError(f"{sender} sent {len(payload)} bytes that are not a message: {e}") from None
 
 
-class PeerSocket:
-    """A role's only connection; it introduces itself with `say_hello` and again whenever the coordinator asks."""
+def introduction(role: Role, name: str, slots: int, host: str = "") -> Hello:
+    """The Hello of this process."""
+    return Hello(role, name, uuid.uuid4().hex, os.getpid(), slots, host=host)
 
-    def __init__(self, endpoint: str, role: Role, name: str, slots: int):
-        self._hello = Hello(role=role, name=name, boot_id=uuid.uuid4().hex, pid=os.getpid(), slots=slots)
-        self._context = zmq.Context()
+
+class PeerSocket:
+    """A role's only connection; it introduces itself with `say_hello` and again whenever the coordinator asks.
+
+    Whoever speaks for many peers gives them one `context`, and with it one thread for all their connections.
+    """
+
+    def __init__(self, endpoint: str, hello: Hello, context: zmq.Context | None = None):
+        self._hello = hello
+        self._is_shared, self._context = context is not None, context or zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
-        self._socket.setsockopt(zmq.ROUTING_ID, name.encode())
+        self._socket.setsockopt(zmq.ROUTING_ID, hello.name.encode())
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
-        self._socket.setsockopt(zmq.LINGER, 2000)
+        self._socket.setsockopt(zmq.LINGER, LINGER_MS)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
         self._socket.connect(endpoint)
@@ -75,7 +84,11 @@ class PeerSocket:
         return self._socket
 
     def close(self) -> None:
-        self._context.destroy(linger=2000)
+        """What was sent still leaves, if the coordinator is there to take it."""
+        if self._is_shared:
+            self._socket.close(linger=LINGER_MS)
+        else:
+            self._context.destroy(linger=LINGER_MS)
 
 
 class RouterSocket:
@@ -131,4 +144,4 @@ class RouterSocket:
         return True
 
     def close(self) -> None:
-        self._context.destroy(linger=2000)
+        self._context.destroy(linger=LINGER_MS)

@@ -278,7 +278,17 @@ def _status_lines(progress: Progress) -> list[str]:
         lines.append(f"attempts: {attempts}")
     if learner := s.get("learner"):
         lines.append(f"learner: {learner['ranks']:.0f} ranks, up in {learner['startup_s']:.1f} s")
+    if gateway := s.get("gateway"):
+        counts = ", ".join(f"{name.replace('_', ' ')} {n:.0f}" for name, n in gateway.items())
+        lines.append(f"gateway at {s['peers']['gateway']['host']}: {counts}")
+    lines += [_peer_line(name, peer) for name, peer in s.get("peers", {}).items() if peer["role"] == "engine"]
     return lines + [f"warning: {w}" for w in s.get("warnings", [])]
+
+
+def _peer_line(name: str, peer: dict[str, Any]) -> str:
+    where = f" on {peer['host']}" if peer["host"] else ""
+    version = "loading" if peer["version"] is None else f"weights {peer['version']}"
+    return f"{name}{where}: {version}, {peer['held']} rollouts, heard {number(peer['silent_s'], 1)} s ago"
 
 
 def _saved(run_dir: Path) -> str:

@@ -205,6 +205,9 @@ class DaemonConfig(Section, frozen=True):
     micro-batch, one checkpoint or loading the model takes longer. Attempts that ended more than `ledger_keep_steps`
     steps ago are kept as sums by problem only. The batches of the newest steps are kept for `ngu replay`, as many as
     fit into `replay_gib` GiB (about 20 bytes a token); 0 keeps none.
+
+    `listen`, as "tcp://0.0.0.0:5555", lets engines on other machines join by `ngu worker`, with the key that the run
+    makes in RUN/keys; empty: none. The attempts of one that is not heard for `hang_s` seconds are launched again.
     """
 
     checkpoint_every_steps: NonNegativeInt = 10
@@ -213,6 +216,12 @@ class DaemonConfig(Section, frozen=True):
     hang_s: Positive = 60.0
     ledger_keep_steps: PositiveInt = 200
     replay_gib: NonNegative = 1.0
+    listen: str = ""
+
+    def __post_init__(self):
+        port = re.fullmatch(r"tcp://[^/\s]+:(\d{1,5})", self.listen)
+        if self.listen and not (port and int(port[1]) < 1 << 16):
+            raise ValueError('listen is written "tcp://ADDRESS:PORT", as in "tcp://0.0.0.0:5555"')
 
 
 class Config(Section, frozen=True):

@@ -100,6 +100,8 @@ class Supervisor:
             name = f"evaluator-{self.config.engines.count}"
             argv = [*python, "pipeline.worker", run, "--name", name, "--evaluator"]
             self.roles.append(Role(name, argv, is_stateful=False))
+        if self.config.daemon.listen:
+            self.roles.append(Role("gateway", [*python, "pipeline.remote.gateway", run], is_stateful=False))
         for role in self.roles:
             self._start(role)
 

@@ -54,8 +54,9 @@ class HangWatch:
         age = now - self._changed
         if age > self._hang_s:
             return {status["pid"]: f"has not written status.json for {age:.0f} s"}
-        silent = ((peer["pid"], peer["silent_s"]) for peer in status.get("peers", {}).values())
-        return {pid: f"has said nothing for {s:.0f} s" for pid, s in silent if s > self._hang_s}
+        silent = ((peer["pid"], peer["silent_s"] or 0.0) for peer in status.get("peers", {}).values())
+        # A process on another machine has no id here; the gateway gives up on it.
+        return {pid: f"has said nothing for {s:.0f} s" for pid, s in silent if pid and s > self._hang_s}
 
     def _read_stamp(self) -> int | None:
         try:

@@ -18,7 +18,7 @@ from samplers.base import Problem
 
 PROTOCOL_VERSION = 1
 
-Role = Literal["engine", "evaluator", "verifier", "learner"]
+Role = Literal["engine", "evaluator", "verifier", "learner", "gateway"]
 Purpose = Literal["train", "eval"]
 FinishReason = Literal["stop", "length"]
 
@@ -258,7 +258,9 @@ class WeightsNotice(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Hello(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="hello"):
     """First message of a peer and its answer to `Identify`.
 
-    `boot_id` is new at every process start; `slots` is how many attempts (or verify jobs) it can hold at once.
+    `boot_id` is new at every process start; `slots` is how many attempts (or verify jobs) it can hold at once. A peer
+    on another machine has pid 0 here, `host` says where it is, and `via` is the boot id of the gateway that speaks for
+    it. A gateway's own `host` is the address it listens at.
     """
 
     role: Role
@@ -267,6 +269,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="hello")
     pid: int
     slots: int
     protocol: int = PROTOCOL_VERSION
+    host: str = ""
+    via: str = ""
 
 
 class Rollouts(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="rollouts"):
@@ -335,9 +339,23 @@ class PeerFailed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="pe
     reason: str
 
 
-FromPeer = (
-    Hello | Rollouts | AttemptFailed | Judgements | WeightsLoaded | Heartbeat | BatchRequest | StepDone | PeerFailed
-)
+class Leave(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="leave"):
+    """The peer that said Hello with `boot_id` takes nothing more and gives back what it holds.
+
+    With the boot id, because a later Hello under the same name may come over another connection, and first.
+    """
+
+    boot_id: str
+
+
+class PeerWarning(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="peer_warning"):
+    """One line for the user; nothing has to change for it."""
+
+    text: str
+
+
+FromEngine = Rollouts | AttemptFailed | WeightsLoaded | Heartbeat | PeerFailed | Leave
+FromPeer = Hello | FromEngine | Judgements | BatchRequest | StepDone | PeerWarning
 
 # --- coordinator to peers ---------------------------------------------------------------------------------------------
 

@@ -8,11 +8,12 @@ import argparse
 import sys
 import time
 from pathlib import Path
+from typing import Any, Protocol
 
 import xxhash
 
 from pipeline import tracing
-from pipeline.channels import ENDPOINT, PeerSocket
+from pipeline.channels import ENDPOINT, PeerSocket, introduction
 from pipeline.config import Config
 from pipeline.engines.base import Engine, Failure, LoadReport
 from pipeline.engines.registry import make_engine
@@ -39,10 +40,22 @@ HEARTBEAT_S = 1.0
 STARTING_S = 0.05  # between two looks at an engine whose server starts
 
 
+class CoordinatorSocket(Protocol):
+    """`PeerSocket`, or the one of a worker on another machine."""
+
+    def say_hello(self) -> None: ...
+
+    def rejoin(self) -> None: ...
+
+    def send(self, message: Any) -> None: ...
+
+    def recv(self, timeout_s: float) -> ToPeer | None: ...
+
+
 class Worker:
     """Joins one engine, made when the first weights arrive, to one socket."""
 
-    def __init__(self, config: Config, name: str, socket: PeerSocket):
+    def __init__(self, config: Config, name: str, socket: CoordinatorSocket):
         self._config = config
         self._name = name
         self._socket = socket
@@ -75,6 +88,10 @@ class Worker:
         finally:
             if self._engine is not None:
                 self._engine.close()
+
+    def stop(self) -> None:
+        """Return from `run` after the present turn; may be called by a signal handler."""
+        self._stopping = True
 
     def _patience(self) -> float:
         """Seconds to wait for a message."""
@@ -196,16 +213,16 @@ def main() -> None:
     if config.telemetry.profile:
         tracing.start(arguments.run_dir, arguments.name)
     if config.engines.kind != "fake":
-        _import_libraries()
+        import_libraries()
     role = "evaluator" if arguments.evaluator else "engine"
-    socket = PeerSocket(ENDPOINT, role, arguments.name, config.engines.slots)
+    socket = PeerSocket(ENDPOINT, introduction(role, arguments.name, config.engines.slots))
     try:
         Worker(config, arguments.name, socket).run()
     finally:
         socket.close()
 
 
-def _import_libraries() -> None:
+def import_libraries() -> None:
     """Seconds that would else come after the first weights, while the learner needs as long to make them."""
     import torch
     import transformers  # noqa: F401

@@ -69,6 +69,9 @@ class CreditQueue(Generic[T]):
                 cancelled.setdefault(name, []).append(item_id)
         return cancelled
 
+    def held_by(self, name: str) -> int:
+        return len(self._held.get(name, ()))
+
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)

@@ -32,8 +32,10 @@ from pipeline.messages import (
     Hello,
     Identify,
     Judgements,
+    Leave,
     NewWeights,
     PeerFailed,
+    PeerWarning,
     Rollouts,
     Save,
     SetLearningRate,
@@ -207,6 +209,11 @@ class Coordinator:
                 self._on_step_done(message)
             case PeerFailed():
                 raise RunFailed(f"{name}: {message.reason}")
+            case PeerWarning():
+                self.tally.warn(message.text)
+            case Leave():
+                if message.boot_id == self.peers[name].boot_id:
+                    self._lose_peer(name)
 
     def _on_hello(self, name: str, hello: Hello) -> None:
         if hello.protocol != PROTOCOL_VERSION:
@@ -217,6 +224,9 @@ class Coordinator:
         if known is not None and known.boot_id != hello.boot_id:
             self._lose_peer(name)
         self.peers[name] = hello
+        if hello.role == "gateway":  # those for whom an earlier one spoke are out of reach
+            for lost in [n for n, peer in self.peers.items() if peer.via not in ("", hello.boot_id)]:
+                self._lose_peer(lost)
         if hello.role == "engine" and self.weights is not None:
             self.outbox.append((name, NewWeights(self.weights)))
         if hello.role == "evaluator":

@@ -60,6 +60,7 @@ def describe(coordinator: Coordinator) -> dict[str, Any]:
         "in_flight_updates": tally.counters["in_flight_updates"],
         "engines": {n: s for n, s in coordinator.peer_stats.items() if n in coordinator.engine_versions},
         "verifiers": {n: s for n, s in coordinator.peer_stats.items() if _role(coordinator, n) == "verifier"},
+        "gateway": next((s for n, s in coordinator.peer_stats.items() if _role(coordinator, n) == "gateway"), None),
         "learner": next((s for n, s in coordinator.peer_stats.items() if _role(coordinator, n) == "learner"), None),
         "peers": _peers(coordinator),
         "mode": coordinator.mode,
@@ -68,10 +69,24 @@ def describe(coordinator: Coordinator) -> dict[str, Any]:
     }
 
 
-def _peers(coordinator: Coordinator) -> dict[str, dict[str, float]]:
-    now = coordinator.clock()
-    heard = coordinator.last_heard.items()
-    return {name: {"pid": coordinator.peers[name].pid, "silent_s": now - last} for name, last in heard}
+def _peers(coordinator: Coordinator) -> dict[str, dict[str, Any]]:
+    """Every process that has said Hello; `silent_s` is null until its first word after that.
+
+    `pid` is 0 and `host` the machine for one that is elsewhere; a gateway's `host` is where it listens.
+    """
+    now, flow = coordinator.clock(), coordinator.flow
+    peers = {}
+    for name, hello in coordinator.peers.items():
+        heard = coordinator.last_heard.get(name)
+        peers[name] = {
+            "role": hello.role,
+            "pid": hello.pid,
+            "host": hello.host,
+            "version": coordinator.engine_versions.get(name),
+            "held": sum(queue.held_by(name) for queue in (flow.work, flow.eval_work, flow.jobs)),
+            "silent_s": None if heard is None else now - heard,
+        }
+    return peers
 
 
 def _role(coordinator: Coordinator, name: str) -> str | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import zmq
 
 from pipeline import tracing
-from pipeline.channels import ENDPOINT, PeerSocket
+from pipeline.channels import ENDPOINT, PeerSocket, introduction
 from pipeline.errors import VerifierError, WireError
 from pipeline.messages import Heartbeat, Judgement, Judgements, PeerFailed, Stop, VerifyJobs
 from pipeline.role import run_role
@@ -29,7 +29,7 @@ def main() -> int:
     config = read_config(args.run_dir)
     if config.telemetry.profile:
         tracing.start(args.run_dir, args.name)
-    socket = PeerSocket(ENDPOINT, "verifier", args.name, SLOTS)
+    socket = PeerSocket(ENDPOINT, introduction("verifier", args.name, SLOTS))
     try:
         with VerifierPool.of_run(config) as pool:
             socket.say_hello()

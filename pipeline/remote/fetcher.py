@@ -1,0 +1,98 @@
+"""Turns what a run offers into weights that lie on this machine."""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import xxhash
+
+from pipeline.errors import WeightError
+from pipeline.messages import WeightsNotice
+from pipeline.remote.download import Download
+from pipeline.remote.parcels import unpack_model
+from pipeline.remote.wire import Offer, Parcel, Piece
+
+# As many as a learner keeps: the version that serves, and the one that comes next while the engine has yet to load it.
+_KEPT = 2
+
+
+class Fetcher:
+    """One download at a time. Offers that come during one are skipped but for the newest; the one under way is
+    finished, or a link slower than the learner's steps would never bring any.
+    """
+
+    def __init__(self, pull: Callable[[str, int], None]):
+        self._pull = pull
+        self._scratch = tempfile.TemporaryDirectory(prefix="ngu-worker-")
+        self._model_dir = Path(self._scratch.name)
+        self._model: Parcel | None = None  # the one in the scratch directory
+        self._offer: Offer | None = None  # the newest that is not here
+        self._current: Offer | None = None  # the one under way
+        self._download: Download | None = None
+        self._kept: list[Download] = []
+
+    def on_offer(self, offer: Offer) -> WeightsNotice | None:
+        """The notice of the weights on offer, if they are here already."""
+        self._offer = offer
+        return self._advance()
+
+    def on_piece(self, piece: Piece) -> WeightsNotice | None:
+        """The notice of the weights that this piece completes, with paths of this machine; raises WeightError."""
+        if self._download is None:
+            return None
+        self._download.put(piece)
+        return self._advance()
+
+    def on_new_connection(self) -> None:
+        if self._download is not None:
+            self._download.ask_again()
+
+    def _advance(self) -> WeightsNotice | None:
+        """Put away a download that is over and start what is to come next; the notice of what is whole now."""
+        if self._download is not None:
+            if not (self._download.is_complete or self._download.is_gone):
+                return None
+            self._put_away(self._download)
+            self._download = None
+        if self._current is None:
+            self._current, self._offer = self._offer, None
+        if self._current is None:
+            return None
+        if missing := self._missing(self._current):
+            self._download = Download(missing, self._pull)
+            return None
+        ready, self._current = self._local(self._current), None
+        return self._advance() or ready
+
+    def _put_away(self, download: Download) -> None:
+        assert self._current is not None
+        if download.is_gone:  # a newer version is on offer, or will be
+            download.close()
+            self._current = None
+        elif download.parcel == self._current.model:
+            data = download.read()
+            download.close()
+            if xxhash.xxh3_64_hexdigest(data) != download.parcel.checksum:
+                raise WeightError("the model's config and tokenizer did not arrive whole; start the worker again")
+            unpack_model(data, self._model_dir)
+            self._model = download.parcel
+        else:
+            self._kept.append(download)
+            while len(self._kept) > _KEPT:
+                self._kept.pop(0).close()
+
+    def _missing(self, offer: Offer) -> Parcel | None:
+        if offer.model != self._model:
+            return offer.model
+        weights = Parcel(offer.notice.checksum, offer.notice.num_bytes)
+        return None if any(d.parcel == weights for d in self._kept) else weights
+
+    def _local(self, offer: Offer) -> WeightsNotice:
+        path = next(d.path for d in self._kept if d.parcel.checksum == offer.notice.checksum)
+        return msgspec.structs.replace(offer.notice, path=path, model_dir=str(self._model_dir))
+
+    def close(self) -> None:
+        for download in (*self._kept, *([self._download] if self._download is not None else [])):
+            download.close()
+        self._scratch.cleanup()

@@ -1,0 +1,196 @@
+"""The gateway's role process: `python -m pipeline.remote.gateway RUN_DIR`, with `daemon.listen`.
+
+It stands between the coordinator, to which every remote worker is one more engine on the local socket, and links that
+may be slow, cut, or held by strangers: neither they nor the transfer of weights ever touch the coordinator's loop.
+"""
+
+import argparse
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+
+from pipeline.channels import ENDPOINT, PeerSocket, introduction
+from pipeline.config import Config
+from pipeline.errors import NguError
+from pipeline.messages import PROTOCOL_VERSION, Heartbeat, Hello, PeerFailed, PeerWarning, Stop
+from pipeline.remote.door import Door
+from pipeline.remote.keys import run_keys
+from pipeline.remote.parcels import Parcels
+from pipeline.remote.session import Session
+from pipeline.remote.wire import Over, Refused, Welcome
+from pipeline.role import run_role
+from pipeline.rundir import read_config
+
+NAME = "gateway"
+HEARTBEAT_S = 1.0
+STOP_GRACE_S = 3.0  # for workers to hear that the run has ended
+
+
+class Gateway:
+    """Sessions between a door and the coordinator; `turn` by `turn`, in one thread."""
+
+    def __init__(self, config: Config, door: Door, endpoint: str, clock: Callable[[], float] = time.monotonic):
+        self._config = config
+        self._door = door
+        self._endpoint = endpoint
+        self._clock = clock
+        self._context = zmq.Context()
+        self._hello = introduction("gateway", NAME, 0, door.address)
+        self._peer = PeerSocket(endpoint, self._hello, self._context)
+        self._peer.say_hello()
+        self._parcels = Parcels()
+        self._counts: Counter[str] = Counter(joined=0, cut_off=0, late=0, refused=0)
+        self._next_beat = 0.0
+        self._deadline: float | None = None  # once the run has ended
+        self.sessions: dict[str, Session] = {}
+        self._poller = zmq.Poller()
+        for socket in (*door.sockets, self._peer.fd):
+            self._poller.register(socket, zmq.POLLIN)
+
+    @property
+    def is_done(self) -> bool:
+        """The run has ended, and every worker knows, or had its time to hear it."""
+        if self._deadline is None:
+            return False
+        return all(session.is_done for session in self.sessions.values()) or self._clock() > self._deadline
+
+    def turn(self, timeout_s: float) -> None:
+        """Wait at most `timeout_s`, then pass on everything that has arrived on either side."""
+        self._poller.poll(round(1000 * timeout_s))
+        for routing_id, frame in self._door.receive():
+            self._on_frame(routing_id, frame)
+        while (message := self._peer.recv(0)) is not None:
+            if isinstance(message, Stop) and self._deadline is None:
+                self._deadline = self._clock() + STOP_GRACE_S
+        for session in list(self.sessions.values()):
+            session.forward()
+            if not session.end_reason and session.is_cut_off(self._config.daemon.hang_s):
+                self._counts["cut_off"] += 1
+                session.end_reason = f"not heard for {session.silent_s():.0f} s; its attempts are launched again"
+            if session.end_reason:
+                self._end(session)
+        self._beat()
+
+    def _on_frame(self, routing_id: bytes, frame: Any) -> None:
+        if isinstance(frame, Hello):
+            self._on_hello(routing_id, frame)
+            return
+        session = self.sessions.get(frame.session)
+        if session is None or session.routing_id != routing_id or session.end_reason:
+            self._door.send(routing_id, Over(frame.session))
+        else:
+            session.on_frame(frame)
+
+    # --- who is there ---
+
+    def _on_hello(self, routing_id: bytes, hello: Hello) -> None:
+        if refusal := self._refusal(hello):
+            self._door.send(routing_id, Refused(refusal))
+            self._counts["refused"] += 1
+            self._peer.send(PeerWarning(f"a worker on {hello.host or 'another machine'} was refused: {refusal}"))
+            return
+        session = self.sessions.get(hello.boot_id)
+        if session is None:
+            for earlier in [s for s in self.sessions.values() if s.routing_id == routing_id]:
+                earlier.end_reason = "left"  # it lost its engine's server, and begins anew
+                self._end(earlier)
+            session = self._begin(routing_id, hello)
+        self._door.send(routing_id, Welcome(session.id, session.name, self._engine_config(hello.slots)))
+
+    def _refusal(self, hello: Hello) -> str:
+        if hello.protocol != PROTOCOL_VERSION:
+            return f"it speaks protocol {hello.protocol}, this run {PROTOCOL_VERSION}; install the run's version there"
+        if hello.role != "engine":
+            return f"a {hello.role} cannot be remote, only an engine"
+        if self._deadline is not None:
+            return "the run has ended"
+        return ""
+
+    def _begin(self, routing_id: bytes, hello: Hello) -> Session:
+        taken = {session.name for session in self.sessions.values()}
+        free = [name for i in range(len(taken) + 1) if (name := f"remote{i}") not in taken]
+        # One that comes back keeps its name, so that its figures stay in one curve.
+        name = hello.name if re.fullmatch(r"remote\d{1,4}", hello.name) and hello.name not in taken else free[0]
+        slots = hello.slots or self._config.engines.slots
+        known = msgspec.structs.replace(hello, name=name, pid=0, slots=slots, via=self._hello.boot_id)
+        peer = PeerSocket(self._endpoint, known, self._context)
+        self._poller.register(peer.fd, zmq.POLLIN)
+        session = Session(known, routing_id, peer, self._parcels, self._door.send, self._clock)
+        self.sessions[session.id] = session
+        self._counts["joined"] += 1
+        print(f"{name} joined from {hello.host} with {slots} slots", file=sys.stderr, flush=True)
+        return session
+
+    def _engine_config(self, slots: int) -> dict[str, Any]:
+        """The tables that a worker needs. Programs, devices and servers of this machine are not those of another."""
+        config = self._config
+        engines = msgspec.structs.replace(
+            config.engines, count=1, slots=slots or config.engines.slots, gpus=(), urls=(), python=""
+        )
+        return msgspec.to_builtins(
+            {"seed": config.seed, "model": {"chat_template": config.model.chat_template}, "engines": engines}
+        )
+
+    def _end(self, session: Session) -> None:
+        print(f"{session.name}: {session.end_reason or 'the run has ended'}", file=sys.stderr, flush=True)
+        self._counts["late"] += session.num_late
+        self._poller.unregister(session.peer.fd)
+        session.close()
+        del self.sessions[session.id]
+
+    # --- the coordinator ---
+
+    def _beat(self) -> None:
+        if self._clock() >= self._next_beat:
+            self._next_beat = self._clock() + HEARTBEAT_S
+            self._peer.send(Heartbeat(self.stats()))
+
+    def stats(self) -> dict[str, float]:
+        """Workers now, and since the start: joins, cut-offs, late results, Hellos and connections refused, ..."""
+        counts = Counter(self._counts)
+        counts.update(self._door.counts)
+        counts["late"] += sum(session.num_late for session in self.sessions.values())
+        return {"workers": float(len(self.sessions)), **{name: float(n) for name, n in sorted(counts.items())}}
+
+    def fail(self, reason: str) -> None:
+        self._peer.send(PeerFailed(reason))
+
+    def close(self) -> None:
+        for session in list(self.sessions.values()):
+            self._end(session)
+        self._peer.close()
+        self._context.destroy()
+        self._door.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m pipeline.remote.gateway")
+    parser.add_argument("run_dir", type=Path)
+    run_dir: Path = parser.parse_args().run_dir
+    config = read_config(run_dir)
+    try:
+        door = Door(config.daemon.listen, run_keys(run_dir))
+    except NguError as e:
+        socket = PeerSocket(ENDPOINT, introduction("gateway", NAME, 0))
+        socket.say_hello()
+        socket.send(PeerFailed(e.message))
+        socket.close()
+        raise
+    gateway = Gateway(config, door, ENDPOINT)
+    print(f"workers may join at {door.address}", file=sys.stderr, flush=True)
+    try:
+        while not gateway.is_done:
+            gateway.turn(HEARTBEAT_S / 4)
+    finally:
+        gateway.close()
+
+
+if __name__ == "__main__":
+    run_role(main)

@@ -1,0 +1,166 @@
+"""A worker on another machine as its gateway sees it: one connection to the coordinator in its name."""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from pipeline.channels import PeerSocket
+from pipeline.errors import WeightError
+from pipeline.messages import (
+    AttemptFailed,
+    Cancel,
+    FromEngine,
+    Heartbeat,
+    Hello,
+    Leave,
+    NewWeights,
+    PeerFailed,
+    PeerWarning,
+    Rollouts,
+    Stop,
+    ToPeer,
+    WeightsLoaded,
+    WorkItems,
+)
+from pipeline.remote.link import Link
+from pipeline.remote.parcels import Content, Parcels
+from pipeline.remote.wire import Down, Piece, Pull, Received, Resume, ToWorker, Up
+
+# A worker says its first word after importing its libraries.
+STARTING_S = 600.0
+
+
+class Session:
+    """From one Hello to its end. To the coordinator this is an engine like others; to the worker, the coordinator.
+
+    The worker has `held`: results of other attempts are not passed on, so that what was given to somebody else, or is
+    made up, has no effect.
+    """
+
+    def __init__(
+        self,
+        hello: Hello,
+        routing_id: bytes,
+        peer: PeerSocket,
+        parcels: Parcels,
+        transmit: Callable[[bytes, Any], None],
+        clock: Callable[[], float],
+    ):
+        self.id, self.name, self.host = hello.boot_id, hello.name, hello.host
+        self.routing_id = routing_id
+        self.peer = peer
+        self.held: set[int] = set()
+        self.num_late = 0  # results of attempts that it does not hold
+        self.end_reason = ""  # why it is over, once it is
+        self._parcels = parcels
+        self._transmit = transmit
+        self._clock = clock
+        self._link: Link[ToWorker] = Link()
+        self._on_offer: Content | None = None
+        self._fetching: Content | None = None
+        self._is_stopped = False
+        self._has_spoken = False
+        self._heard = clock()
+        peer.say_hello()
+
+    # --- from the worker ---
+
+    def on_frame(self, frame: Up | Resume | Pull | Received) -> None:
+        self._heard = self._clock()
+        match frame:
+            case Pull():
+                self._on_pull(frame)
+            case Received():
+                self._link.acknowledged(frame.received)
+            case Resume():
+                self._link.acknowledged(frame.received)
+                self._transmit(self.routing_id, Received(self.id, self._link.received))
+                for number, body in self._link.unacknowledged:
+                    self._transmit(self.routing_id, Down(self.id, number, self._link.received, body))
+            case Up():
+                self._has_spoken = True
+                self._link.acknowledged(frame.received)
+                if self._link.accept(frame.seq):
+                    self._on_message(frame.body)
+                if isinstance(frame.body, Heartbeat | Leave):
+                    self._transmit(self.routing_id, Received(self.id, self._link.received))
+
+    def _on_message(self, message: FromEngine) -> None:
+        match message:
+            case Rollouts():
+                mine = tuple(rollout for rollout in message.rollouts if self._gives_back(rollout.attempt_id))
+                if mine:
+                    self.peer.send(Rollouts(mine))
+            case AttemptFailed():
+                if self._gives_back(message.attempt_id):
+                    self.peer.send(message)
+            case WeightsLoaded() | Heartbeat():
+                self.peer.send(message)
+            case PeerFailed():  # one machine of many: the run goes on without it
+                self.end_reason = message.reason
+            case Leave():
+                self.end_reason = "left"
+
+    def _gives_back(self, attempt_id: int) -> bool:
+        is_held = attempt_id in self.held
+        self.held.discard(attempt_id)
+        self.num_late += not is_held
+        return is_held
+
+    def _on_pull(self, pull: Pull) -> None:
+        if self._fetching is None or self._fetching.parcel.checksum != pull.checksum:
+            self._fetching = self._parcels.find(pull.checksum)
+        gone = Piece(pull.checksum, pull.offset, b"")
+        self._transmit(self.routing_id, self._fetching.piece(pull.offset) if self._fetching is not None else gone)
+
+    # --- from the coordinator ---
+
+    def forward(self) -> None:
+        """Pass on what the coordinator has sent to the worker."""
+        while (message := self.peer.recv(0)) is not None:
+            self._on_order(message)
+
+    def _on_order(self, message: ToPeer) -> None:
+        match message:
+            case WorkItems():
+                self.held.update(work.attempt_id for work in message.items)
+                self._send(message)
+            case Cancel():
+                self.held.difference_update(message.attempt_ids)
+                self._send(message)
+            case NewWeights():
+                try:
+                    offer, self._on_offer = self._parcels.offer(message.notice)
+                except WeightError as e:  # replaced already: the newer one is announced next
+                    print(f"{self.name}: {e.message}", file=sys.stderr, flush=True)
+                    return
+                self._send(offer)
+            case Stop():
+                self._is_stopped = True
+                self._send(message)
+
+    def _send(self, body: ToWorker) -> None:
+        number = self._link.send(body)
+        self._transmit(self.routing_id, Down(self.id, number, self._link.received, body))
+
+    # --- the end ---
+
+    def silent_s(self) -> float:
+        return self._clock() - self._heard
+
+    def is_cut_off(self, limit_s: float) -> bool:
+        """Whether nothing was heard for too long; before the first word it may take its time."""
+        return self.silent_s() > (limit_s if self._has_spoken else max(limit_s, STARTING_S))
+
+    @property
+    def is_done(self) -> bool:
+        """The run has ended, and the worker knows."""
+        return self._is_stopped and not any(self._link.unacknowledged)
+
+    def close(self) -> None:
+        """Give the coordinator back what the worker holds, and say why unless it was to be expected."""
+        if not self._is_stopped:
+            self.peer.send(Leave(self.id))
+            if self.end_reason != "left":
+                self.peer.send(PeerWarning(f"{self.name} ({self.host}): {self.end_reason}"))
+        self.peer.close()

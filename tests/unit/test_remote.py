@@ -1,0 +1,378 @@
+"""Workers on other machines: what their link keeps, what the door refuses, what a gateway passes on."""
+
+import random
+import socket
+import stat
+from pathlib import Path
+
+import msgspec
+import pytest
+import xxhash
+import zmq
+from gateways import GatewayThread, Proxy, rollout, some_work, until
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pipeline.config import parse_config
+from pipeline.errors import ConfigError, NguError
+from pipeline.messages import (
+    AttemptFailed,
+    Cancel,
+    Heartbeat,
+    Hello,
+    Leave,
+    NewWeights,
+    PeerWarning,
+    Rollouts,
+    StepDone,
+    Stop,
+    WeightsLoaded,
+    WeightsNotice,
+    WorkItems,
+)
+from pipeline.remote import client
+from pipeline.remote.client import RemoteSocket
+from pipeline.remote.keys import WorkerKeys, read_keys, run_keys
+from pipeline.remote.link import Link
+from pipeline.remote.wire import MAX_FRAME_BYTES, Pull, Resume, Up
+
+
+@pytest.fixture
+def gateway():
+    made = GatewayThread()
+    yield made
+    made.close()
+
+
+def joined(gateway: GatewayThread, address: str = "", slots: int = 0) -> RemoteSocket:
+    worker = RemoteSocket(address or gateway.address, gateway.key, slots)
+    worker.join()
+    return worker
+
+
+def published(gateway: GatewayThread, version: int, num_bytes: int) -> WeightsNotice:
+    data = random.Random(version).randbytes(num_bytes)
+    path = gateway.run_dir / f"{version}.safetensors"
+    path.write_bytes(data)
+    model = gateway.run_dir / "model"
+    model.mkdir(exist_ok=True)
+    (model / "config.json").write_text("{}")
+    return WeightsNotice(version, str(path), xxhash.xxh3_64_hexdigest(data), num_bytes, str(model), b"", b"")
+
+
+def take(worker: RemoteSocket, kind: type):
+    """The next message of that kind; others are dropped."""
+    return until(lambda: m if isinstance(m := worker.recv(0.01), kind) else None, kind.__name__)
+
+
+# --- keys and config ---
+
+
+def test_keys_are_private_made_once_and_told_apart(tmp_path):
+    keys = run_keys(tmp_path)
+    assert run_keys(tmp_path) == keys
+    files = sorted((tmp_path / "keys").iterdir())
+    assert [f.name for f in files] == ["gateway.key", "worker.key"]
+    assert {stat.S_IMODE(f.stat().st_mode) for f in files} == {0o600}
+    worker = tmp_path / "keys" / "worker.key"
+    assert read_keys(worker, WorkerKeys).gateway_public == keys.public
+    with pytest.raises(ConfigError, match=r"gateway\.key: not a worker key"):
+        read_keys(tmp_path / "keys" / "gateway.key", WorkerKeys)
+    with pytest.raises(ConfigError, match=r"copy RUN/keys/worker\.key"):
+        read_keys(tmp_path / "none", WorkerKeys)
+    worker.write_text(worker.read_text().replace(keys.public, "é" * 40))
+    with pytest.raises(ConfigError, match="damaged"):
+        read_keys(worker, WorkerKeys)
+    worker.chmod(0o640)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        read_keys(worker, WorkerKeys)
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:5555", "tcp://host", "tcp://*:70000", "ipc://x", "tcp://a b:1"])
+def test_an_address_to_listen_at_is_checked(listen):
+    with pytest.raises(ConfigError, match="tcp://ADDRESS:PORT"):
+        parse_config({"daemon": {"listen": listen}}, "run.toml")
+
+
+# --- the link ---
+
+
+@settings(max_examples=60)
+@given(st.data())
+def test_a_link_delivers_everything_once_and_in_order_whatever_its_connections_lose(data):
+    sender, receiver = Link[int](), Link[int]()
+    delivered: list[int] = []
+    under_way: list[tuple[int, int]] = []
+
+    def arrive(frames):
+        for number, body in frames:
+            if receiver.accept(number):
+                delivered.append(body)
+
+    for body in range(data.draw(st.integers(0, 30))):
+        under_way.append((sender.send(body), body))
+        match data.draw(st.sampled_from(["keep", "deliver", "acknowledge", "cut"])):
+            case "deliver":
+                arrive(under_way)
+                under_way = []
+            case "acknowledge":
+                sender.acknowledged(receiver.received)
+            case "cut":  # some of it had arrived, perhaps out of the middle of what an older connection still held
+                arrive(under_way[data.draw(st.integers(0, len(under_way))) :])
+                sender.acknowledged(receiver.received)
+                under_way = list(sender.unacknowledged)
+    arrive(under_way)
+    assert delivered == list(range(len(delivered)))
+    sender.acknowledged(receiver.received)
+    arrive(list(sender.unacknowledged))
+    assert receiver.received == len(delivered) == sender._num_sent
+
+
+# --- a worker's life ---
+
+
+def test_a_worker_gets_config_weights_and_work_and_gives_back_what_it_holds(gateway):
+    worker = RemoteSocket(gateway.address, gateway.key, slots=3)
+    welcome = worker.join()
+    assert welcome.config["engines"] == {**welcome.config["engines"], "kind": "fake", "slots": 3, "count": 1}
+    (hello,) = until(gateway.engines, "the engine's Hello")
+    assert (hello.name, hello.slots, hello.pid, hello.host) == ("remote0", 3, 0, socket.gethostname())
+    assert hello.via == gateway.of(Hello)[0].boot_id
+    gateway.coordinator.send("remote0", NewWeights(published(gateway, 0, 3_000_000)))
+    notice = take(worker, NewWeights).notice
+    assert Path(notice.path).read_bytes() == (gateway.run_dir / "0.safetensors").read_bytes()
+    assert (Path(notice.model_dir) / "config.json").read_text() == "{}"
+    worker.send(WeightsLoaded(0, 0.0, 0.0, 0))
+    gateway.coordinator.send("remote0", WorkItems(some_work(1, 2, 3)))
+    gateway.coordinator.send("remote0", Cancel((3,)))
+    assert [w.attempt_id for w in take(worker, WorkItems).items] == [1, 2, 3]
+    assert take(worker, Cancel).attempt_ids == (3,)
+    worker.send(Rollouts((rollout(1), rollout(3), rollout(99))))  # 3 was cancelled, 99 is another's
+    worker.send(AttemptFailed(99, "made up", retryable=True))
+    worker.send(Heartbeat({"slots_used": 1.0}))
+    until(lambda: gateway.stats["late"] == 3, "what is not its own to be counted")
+    assert [r.attempt_id for m in gateway.of(Rollouts) for r in m.rollouts] == [1]
+    assert not gateway.of(AttemptFailed)
+    scratch = notice.model_dir
+    worker.leave()
+    worker.close()
+    assert not Path(scratch).exists()
+    (left,) = until(lambda: gateway.of(Leave), "the farewell")
+    assert left.boot_id == hello.boot_id
+    assert not gateway.of(PeerWarning)
+    until(lambda: gateway.stats["workers"] == 0, "the end of the session")
+    again = joined(gateway)
+    assert again._hello.name == "remote0"
+    gateway.coordinator.send("remote0", Stop())
+    take(again, Stop)
+    again.close()
+
+
+def test_a_version_under_way_is_finished_and_those_between_are_skipped(gateway):
+    worker = joined(gateway)
+    until(gateway.engines, "the engine's Hello")
+    notices = [published(gateway, v, 8_000_000) for v in range(4)]
+    gateway.coordinator.send("remote0", NewWeights(notices[0]))
+    until(lambda: worker._wait(0.01) and worker._fetcher._model is not None, "the model")
+    for notice in notices[1:]:
+        gateway.coordinator.send("remote0", NewWeights(notice))
+    for version in range(3):
+        (gateway.run_dir / f"{version}.safetensors").unlink()  # as a learner does with its older ones
+    got = [take(worker, NewWeights).notice for _ in range(2)]
+    assert [n.policy_version for n in got] == [0, 3]
+    assert [xxhash.xxh3_64_hexdigest(Path(n.path).read_bytes()) for n in got] == [n.checksum for n in notices[::3]]
+    worker.close()
+
+
+def test_nothing_is_lost_or_doubled_over_a_link_that_is_cut_again_and_again(gateway):
+    proxy = Proxy(gateway.address)
+    worker = joined(gateway, proxy.address, slots=400)
+    until(gateway.engines, "the engine's Hello")
+    gateway.coordinator.send("remote0", NewWeights(published(gateway, 0, 20_000_000)))
+    got: list[int] = []
+    notices = []
+    sent = 0
+
+    def step():
+        match worker.recv(0.0):
+            case WorkItems() as message:
+                got.extend(w.attempt_id for w in message.items)
+                worker.send(Rollouts(tuple(rollout(w.attempt_id, 400) for w in message.items)))
+            case NewWeights() as message:
+                notices.append(message.notice)
+
+    for cut in range(6):
+        for attempt_id in range(sent, sent + 40):
+            gateway.coordinator.send("remote0", WorkItems(some_work(attempt_id)))
+            step()
+        sent += 40
+        if cut == 3:  # no word to either side: only heartbeats notice
+            proxy.is_swallowing = True
+            known = proxy.num_connections
+            until(lambda: step() or proxy.num_connections > known, "a new connection")  # noqa: B023
+            proxy.is_swallowing = False
+        proxy.cut()
+    results = lambda: [r.attempt_id for m in gateway.of(Rollouts) for r in m.rollouts]  # noqa: E731
+    until(lambda: step() or (len(results()) >= sent and notices), "every result")
+    assert got == results() == list(range(sent))
+    assert gateway.stats["late"] == 0
+    assert gateway.stats["joined"] == 1, "one session over all these connections"
+    assert xxhash.xxh3_64_hexdigest(Path(notices[0].path).read_bytes()) == notices[0].checksum
+    worker.close()
+    proxy.close()
+
+
+def test_one_that_is_cut_off_too_long_loses_its_work_and_comes_back_as_new():
+    gateway = GatewayThread(hang_s=1.0)
+    proxy = Proxy(gateway.address)
+    worker = joined(gateway, proxy.address)
+    (first,) = until(gateway.engines, "the engine's Hello")
+    gateway.coordinator.send("remote0", WorkItems(some_work(1, 2)))
+    take(worker, WorkItems)
+    worker.send(Heartbeat({}))
+    until(lambda: [name for name, m in gateway.hear() if isinstance(m, Heartbeat) and name == "remote0"], "its word")
+    until(lambda: gateway.of(Leave), "the end of its session")
+    assert gateway.of(Leave)[0].boot_id == first.boot_id
+    (warning,) = until(lambda: gateway.of(PeerWarning), "a warning")
+    assert "not heard for 1 s; its attempts are launched again" in warning.text
+    worker.send(Rollouts((rollout(1),)))
+    assert take(worker, Cancel).attempt_ids == (2,), "1 is finished, and 2 is somebody else's now"
+    second = until(lambda: gateway.engines()[1:], "its second Hello")[0]
+    assert (second.name, second.boot_id != first.boot_id) == ("remote0", True)
+    gateway.coordinator.send("remote0", WorkItems(some_work(3)))
+    take(worker, WorkItems)
+    worker.send(Rollouts((rollout(3), rollout(2))))
+    until(lambda: gateway.of(Rollouts), "a result")
+    assert [r.attempt_id for m in gateway.of(Rollouts) for r in m.rollouts] == [3]
+    worker.close()
+    proxy.close()
+    gateway.close()
+
+
+# --- who is not let in ---
+
+
+def raw(gateway: GatewayThread) -> zmq.Socket:
+    """A connection that has the right key and says whatever it likes."""
+    keys = read_keys(gateway.key, WorkerKeys)
+    made = zmq.Context().socket(zmq.DEALER)
+    made.curve_publickey, made.curve_secretkey = keys.public.encode(), keys.secret.encode()
+    made.curve_serverkey = keys.gateway_public.encode()
+    made.setsockopt(zmq.LINGER, 0)
+    made.connect(gateway.address)
+    return made
+
+
+def close_raw(made: zmq.Socket) -> None:
+    made.context.destroy(linger=0)
+
+
+def refused_with(address: str, key: Path, reason: str) -> None:
+    worker = RemoteSocket(address, key, 0)
+    with pytest.raises(NguError, match=reason):
+        worker.join()
+    worker.close()
+
+
+def test_keys_of_other_runs_and_plain_connections_are_refused_and_the_rest_goes_on(gateway, tmp_path, monkeypatch):
+    friend = joined(gateway)
+    until(gateway.engines, "the engine's Hello")
+    (tmp_path / "other").mkdir()
+    other = run_keys(tmp_path / "other")
+    refused_with(gateway.address, tmp_path / "other" / "keys" / "worker.key", r"worker\.key is the key of another run")
+    mixed = tmp_path / "mixed.key"  # knows the gateway, but not the secret that it admits
+    stranger = zmq.curve_keypair()
+    mixed.touch(0o600)
+    mixed.write_bytes(
+        msgspec.json.encode(WorkerKeys(*(k.decode() for k in stranger), gateway_public=gateway.keys.public))
+    )
+    refused_with(gateway.address, mixed, r"mixed\.key: it is the key of another run")
+    assert other.public != gateway.keys.public
+    plain = zmq.Context().socket(zmq.DEALER)
+    plain.setsockopt(zmq.LINGER, 0)
+    plain.connect(gateway.address)
+    plain.send(b"\x91\xa5hello")
+    before = gateway.stats["refused"]
+    with socket.create_connection(("127.0.0.1", int(gateway.address.rpartition(":")[2]))) as stream:
+        stream.sendall(b"GET / HTTP/1.1\r\n\r\n" * 100)
+        until(lambda: gateway.stats["refused"] >= before + 1, "a refusal")
+    close_raw(plain)
+    assert gateway.stats["refused"] >= 4
+    gateway.coordinator.send("remote0", WorkItems(some_work(1)))
+    take(friend, WorkItems)
+    friend.close()
+    monkeypatch.setattr(client, "JOIN_TIMEOUT_S", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        refused_with(f"tcp://127.0.0.1:{silent.getsockname()[1]}", gateway.key, "no answer for 0 s")
+
+
+def test_another_protocol_is_refused_by_name_here_and_there(gateway, monkeypatch):
+    worker = RemoteSocket(gateway.address, gateway.key, 0)
+    worker._hello = msgspec.structs.replace(worker._hello, protocol=0)
+    with pytest.raises(ConfigError, match="protocol 0, this run 1; install the run's version"):
+        worker.join()
+    worker.close()
+    (warning,) = until(lambda: gateway.of(PeerWarning), "a warning")
+    assert f"a worker on {socket.gethostname()} was refused: it speaks protocol 0" in warning.text
+    learner = RemoteSocket(gateway.address, gateway.key, 0)
+    learner._hello = msgspec.structs.replace(learner._hello, role="learner")
+    with pytest.raises(ConfigError, match="a learner cannot be remote"):
+        learner.join()
+    learner.close()
+    assert not gateway.engines()
+    assert gateway.stats["refused"] == 2
+
+
+FRAMES = st.one_of(
+    st.lists(st.binary(max_size=80), min_size=1, max_size=3),
+    st.builds(
+        lambda frame: [msgspec.msgpack.encode(frame)],
+        st.one_of(
+            st.builds(Pull, st.text(max_size=8), st.text(max_size=8), st.integers(-(1 << 63), (1 << 63) - 1)),
+            st.builds(Resume, st.text(max_size=8), st.integers(-(1 << 40), 1 << 40)),
+            st.builds(Up, st.text(max_size=8), st.integers(-5, 5), st.integers(-5, 5), st.just(Leave("x"))),
+            st.just(StepDone(0, WeightsNotice(0, "", "", 0, "", b"", b""), {})),
+        ),
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def besieged():
+    """A gateway with one worker that minds its own business, and one connection for everything else."""
+    gateway = GatewayThread()
+    friend, enemy = joined(gateway), raw(gateway)
+    until(gateway.engines, "the engine's Hello")
+    yield gateway, friend, enemy
+    friend.close()
+    close_raw(enemy)
+    gateway.close()
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(frames=st.lists(FRAMES, min_size=1, max_size=5))
+def test_whatever_a_holder_of_the_key_sends_nothing_else_is_affected(besieged, frames):
+    gateway, friend, enemy = besieged
+    for parts in frames:
+        enemy.send_multipart(parts)
+    attempt_id = len(gateway.of(Rollouts)) + 1
+    gateway.coordinator.send("remote0", WorkItems(some_work(attempt_id)))
+    take(friend, WorkItems)
+    friend.send(Rollouts((rollout(attempt_id),)))
+    until(lambda: len(gateway.of(Rollouts)) == attempt_id, "the result of the other worker")
+    assert {name for name, _ in gateway.hear()} == {"gateway", "remote0"}
+    assert gateway.coordinator.num_rejected == 0
+
+
+def test_a_frame_that_is_too_large_costs_its_sender_the_connection(gateway):
+    friend, enemy = joined(gateway), raw(gateway)
+    enemy.send(b"\xc1")
+    until(lambda: gateway.stats["rejected"] == 1, "the frame that is none of ours")
+    ended = gateway.stats["ended"]
+    enemy.send(bytes(MAX_FRAME_BYTES + 1))
+    until(lambda: gateway.stats["ended"] > ended, "the end of the connection")
+    until(gateway.engines, "the engine's Hello")
+    gateway.coordinator.send("remote0", WorkItems(some_work(1)))
+    take(friend, WorkItems)
+    friend.close()
+    close_raw(enemy)
