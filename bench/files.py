@@ -5,15 +5,25 @@ running.
 import hashlib
 import os
 import tomllib
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 
+from pipeline import rundir
 from pipeline.config import Config, dump_config
 from pipeline.errors import ConfigError
 
+
+class Keyed(Protocol):
+    @property
+    def key(self) -> str: ...
+
+
 T = TypeVar("T")
+Work = TypeVar("Work", bound=Keyed)
+Done = TypeVar("Done", bound=Keyed)
 
 
 def read_plan(path: Path, kind: type[T], what: str, page: str) -> T:
@@ -52,6 +62,42 @@ def read_results(path: Path, kind: type[T], repair: bool = True) -> list[T]:
         if repair:
             os.truncate(path, sum(map(len, lines[:-1])))
     return results
+
+
+def run_rest(
+    todo: Sequence[Work],
+    out: Path,
+    kind: type[Done],
+    run: Callable[[list[Work]], Iterable[Done]],
+    on_done: Callable[[Done, int], object],
+) -> list[Done]:
+    """Run what `out` does not hold yet and append its results as they come; those of all of `todo`, in its order.
+
+    `on_done` is told each new result and how many are left. Raises ConfigError.
+    """
+    done = {result.key: result for result in read_results(out, kind)}
+    rest = [work for work in todo if work.key not in done]
+    try:
+        with out.open("ab") as file:
+            for result in run(rest):
+                file.write(msgspec.json.encode(result) + b"\n")
+                file.flush()
+                done[result.key] = result
+                on_done(result, sum(work.key not in done for work in rest))
+    except OSError as e:
+        raise ConfigError(f"{out}: cannot be written: {e.strerror}; choose another --out") from None
+    return [done[work.key] for work in todo]
+
+
+def hold(out: Path, verb: str) -> rundir.RunLock:
+    """Make the directory of a study and keep others of `verb` out of it; raises ConfigError."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        return rundir.lock(out)
+    except OSError as e:
+        raise ConfigError(f"{out}: cannot be created: {e.strerror}; choose another --out") from None
+    except ConfigError:
+        raise ConfigError(f"{out} is in use by another `{verb}`; wait for it, or choose another --out") from None
 
 
 def config_key(config: Config) -> str:

@@ -80,7 +80,7 @@ def scalerl(
 @fit.command
 def isocompute(
     *inputs: Inputs,
-    target: Literal["reward", "best_at_k", "worst_at_k"] = "reward",
+    target: str = "reward",
     b_problem: int | None = None,
     batch: int | None = None,
     draws: Draws = 1000,
@@ -94,10 +94,10 @@ def isocompute(
     Parameters
     ----------
     inputs:
-        CSV or JSON-lines files with the columns run_id, seed, b_problem, n, step, compute, reward and, optionally,
-        best_at_k and worst_at_k: one row an evaluation.
+        Directories of `ngu sweep isocompute`, or CSV or JSON-lines files with the columns run_id, seed, b_problem, n,
+        step, compute and reward: one row an evaluation.
     target:
-        The column whose frontier is sought.
+        The column whose frontier is sought: reward, best_at_k, worst_at_k, or any other with values in [0, 1].
     b_problem:
         Only the runs with this many problems per batch.
     batch:
@@ -114,7 +114,7 @@ def isocompute(
     from bench.scaling.sensitivity import sensitivity
     from bench.scaling.sweep import load_sweep, restrict
 
-    _prepare(inputs, draws, out, "a CSV or JSON-lines file")
+    _prepare(inputs, draws, out, "a directory of `ngu sweep`, a CSV or a JSON-lines file")
     part = restrict(load_sweep(inputs, target), b_problem, batch)
     found, spread = fit_isocompute(part, draws, np.random.default_rng(seed)), sensitivity(part)
     rule = f"b_problem = {b_problem}" if b_problem else f"batch = {batch}" if batch else "any batch"

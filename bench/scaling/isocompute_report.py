@@ -12,7 +12,6 @@ from bench.scaling.isocompute import IsoFit
 from bench.scaling.law import reward_at
 from bench.scaling.scalerl_report import amount
 from bench.scaling.sensitivity import Sensitivity
-from bench.scaling.sweep import Target
 from pipeline.plots import GREY, INK
 
 NUM_DRAWN = 100
@@ -25,7 +24,7 @@ class IsoReport(msgspec.Struct, frozen=True):
     """The whole result; `b_problem` or `batch` (B_problem * n) is set when the fit was made with it fixed."""
 
     inputs: list[str]
-    target: Target
+    target: str
     b_problem: int | None
     batch: int | None
     num_draws: int
@@ -87,7 +86,7 @@ def table(fit: IsoFit) -> str:
     return "\n".join(lines)
 
 
-def draw(fit: IsoFit, target: Target) -> tuple[Figure, list[list[object]]]:
+def draw(fit: IsoFit, target: str) -> tuple[Figure, list[list[object]]]:
     """The curves and their frontier beside n*(C); also the drawn data as rows of `HEADER`."""
     figure, (left, right) = panels(2)
     style(left, "Record-breaking points and frontier", "compute", target.replace("_", " "))

@@ -1,6 +1,6 @@
 """Sweeps over (problems per batch, rollouts per problem): what `ngu fit isocompute` reads.
 
-One row an evaluation, in CSV or JSON lines:
+One row an evaluation, in CSV or JSON lines; `ngu sweep isocompute` writes one:
 
 | column | meaning |
 |---|---|
@@ -9,13 +9,12 @@ One row an evaluation, in CSV or JSON lines:
 | `step` | optimizer steps done, so rollouts = b_problem * n * step |
 | `compute` | spent so far, in any one unit (rollouts, tokens, hours); 0 before training |
 | `reward` | held-out reward in [0, 1] |
-| `best_at_k`, `worst_at_k` | optional: other targets in [0, 1] |
+| `best_at_k`, `worst_at_k`, ... | optional: other targets in [0, 1], of any name |
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +23,7 @@ from bench.scaling.law import Array
 from bench.scaling.tables import Row, integer, number, read_table, require_columns
 from pipeline.errors import ConfigError
 
-Target = Literal["reward", "best_at_k", "worst_at_k"]
+TABLE = "sweep.csv"
 COLUMNS = ("run_id", "seed", "b_problem", "n", "step", "compute")
 Ints = NDArray[np.int64]
 
@@ -63,10 +62,10 @@ class Sweep:
         return np.unique(self.n)
 
 
-def load_sweep(paths: Sequence[Path], target: Target) -> Sweep:
-    """Read and check the tables; raises ConfigError naming file and row."""
+def load_sweep(paths: Sequence[Path], target: str) -> Sweep:
+    """Read and check the tables, or that of `ngu sweep` in a directory; raises ConfigError naming file and row."""
     rows: list[tuple[str, int, int, int, float, float]] = []
-    for path in paths:
+    for path in (p / TABLE if p.is_dir() else p for p in paths):
         table = read_table(path)
         require_columns(path, table, (*COLUMNS, target))
         rows += [_row(path, i, row, target) for i, row in enumerate(table)]
@@ -105,7 +104,7 @@ def restrict(sweep: Sweep, b_problem: int | None, batch: int | None) -> Sweep:
     return part
 
 
-def _row(path: Path, i: int, row: Row, target: Target) -> tuple[str, int, int, int, float, float]:
+def _row(path: Path, i: int, row: Row, target: str) -> tuple[str, int, int, int, float, float]:
     reward, compute = number(path, i, row, target), number(path, i, row, "compute")
     b_problem, n, step = (integer(path, i, row, name) for name in ("b_problem", "n", "step"))
     if not 0 <= reward <= 1:

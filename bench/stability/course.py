@@ -16,13 +16,16 @@ Ending = Literal["finished", "collapsed", "failed"]
 
 class Evaluated(msgspec.Struct, frozen=True):
     """Held-out pass@1 after `batches` batches: `overall` as training mixes levels, `hard` over the hard levels (None
-    where the task has none), and every level's.
+    where the task has none), and every level's. `best_by_level` and `worst_by_level` are best@k and worst@k, k being
+    the rollouts of a problem.
     """
 
     batches: int
     overall: float
     hard: float | None
     by_level: dict[str, float]
+    best_by_level: dict[str, float] = {}
+    worst_by_level: dict[str, float] = {}
 
 
 class Stepped(msgspec.Struct, frozen=True):

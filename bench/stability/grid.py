@@ -3,18 +3,30 @@
 import itertools
 import multiprocessing
 import shlex
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import msgspec
 
-from bench.files import config_key, read_results
+from bench.files import config_key, read_results, run_rest
 from bench.stability.course import Course
 from bench.stability.loop import num_batches, run_arm
 from pipeline.config import Config, load_config
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, NguError
+from pipeline.role import bind_to_parent
 from pipeline.tasks.registry import CodeConfig
+
+
+class Runnable(Protocol):
+    @property
+    def config(self) -> Config: ...
+
+
+A = TypeVar("A", bound=Runnable)
 
 
 class Arm(msgspec.Struct, frozen=True):
@@ -49,12 +61,17 @@ def make_arms(
             raise ConfigError("--losses: an empty name; give kinds of [learner.loss]")
         own = [f"learner.loss.kind={words[0]}", *words[1:], f"staleness.max_lag={lag}", f"seed={seed}"]
         config = load_config(base, [*settings, *own])
-        if isinstance(config.task, CodeConfig) or config.verifier.reward:
-            raise ConfigError("answers are judged without a deadline here: choose a task without code or own rewards")
-        if config.engines.kind == "fake" or not num_batches(config):
-            raise ConfigError("there is nothing to train: max_rollouts must hold a batch, and engines.kind not be fake")
+        check_runnable(config)
         arms.append(Arm(config_key(config), loss, config))
     return arms
+
+
+def check_runnable(config: Config) -> None:
+    """Raises ConfigError for what a course cannot be run of."""
+    if isinstance(config.task, CodeConfig) or config.verifier.reward:
+        raise ConfigError("answers are judged without a deadline here: choose a task without code or own rewards")
+    if config.engines.kind == "fake" or not num_batches(config):
+        raise ConfigError("there is nothing to train: max_rollouts must hold a batch, and engines.kind not be fake")
 
 
 def run_arms(arms: Sequence[Arm], out: Path, processes: int, on_done: Callable[[Result, int], object]) -> list[Result]:
@@ -62,19 +79,12 @@ def run_arms(arms: Sequence[Arm], out: Path, processes: int, on_done: Callable[[
 
     `on_done` is told each new result and how many arms are left. Raises ConfigError.
     """
-    done = {result.key: result for result in read_results(out, Result)}
-    todo = [arm for arm in arms if arm.key not in done]
-    try:
-        with out.open("ab") as file:
-            for arm, course in _run(todo, processes):
-                result = Result(arm.key, arm.loss, arm.config.staleness.max_lag, arm.config.seed, course)
-                file.write(msgspec.json.encode(result) + b"\n")
-                file.flush()
-                done[arm.key] = result
-                on_done(result, sum(a.key not in done for a in todo))
-    except OSError as e:
-        raise ConfigError(f"{out}: cannot be written: {e.strerror}; choose another --out") from None
-    return [done[arm.key] for arm in arms]
+
+    def courses(todo: Sequence[Arm]) -> Iterator[Result]:
+        for arm, course in run_courses(todo, processes):
+            yield Result(arm.key, arm.loss, arm.config.staleness.max_lag, arm.config.seed, course)
+
+    return run_rest(arms, out, Result, courses, on_done)
 
 
 def find_results(arms: Sequence[Arm], out: Path) -> list[Result]:
@@ -83,16 +93,23 @@ def find_results(arms: Sequence[Arm], out: Path) -> list[Result]:
     return [done[arm.key] for arm in arms if arm.key in done]
 
 
-def _run(arms: Sequence[Arm], processes: int) -> Iterator[tuple[Arm, Course]]:
-    """Courses as they finish; leaving early cancels what has not begun."""
+def run_courses(arms: Sequence[A], processes: int) -> Iterator[tuple[A, Course]]:
+    """Courses as they finish; leaving early cancels what has not begun. Raises NguError when a process is killed."""
     if min(processes, len(arms)) <= 1:
         yield from ((arm, run_arm(arm.config)) for arm in arms)
         return
     # Forking a process in which torch has run may hang the child.
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=_begin_worker) as pool:
         futures = {pool.submit(run_arm, arm.config): arm for arm in arms}
         try:
             for future in as_completed(futures):
                 yield futures[future], future.result()
+        except BrokenProcessPool:
+            raise NguError("a process was killed, perhaps for memory; the same command goes on") from None
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _begin_worker() -> None:
+    bind_to_parent()  # a worker whose parent was killed would wait for work for ever
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a traceback

@@ -220,7 +220,9 @@ class LaggedLoop:
         overall, hard, by_level = (record[k] for k in ("mix_pass_at_1", "hard_pass_at_1", "pass_at_1"))
         if not isinstance(overall, float) or not isinstance(by_level, dict):
             raise ConfigError("the task holds out no problems; raise task.eval_size or task.eval_per_level")
-        self._evaluations.append(Evaluated(batches, overall, hard if isinstance(hard, float) else None, by_level))
+        hard = hard if isinstance(hard, float) else None
+        best, worst = evaluation.extremes_by_level()
+        self._evaluations.append(Evaluated(batches, overall, hard, by_level, best, worst))
 
 
 class InlineJudge:

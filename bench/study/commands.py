@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from cyclopts import Parameter
 
-from pipeline import rundir
-from pipeline.errors import ConfigError
+from bench.files import hold
 
 if TYPE_CHECKING:
     from bench.study.plan import Job
@@ -29,7 +28,7 @@ def study(
 
     plan = load_study(file)
     out = out or Path("studies") / file.stem
-    with _held(out):
+    with hold(out, "ngu study"):
         _run(plan.jobs, out)
 
         from bench.study.report import report_on
@@ -61,13 +60,3 @@ def _run(jobs: "list[Job]", out: Path) -> None:
 
 def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def _held(out: Path) -> rundir.RunLock:
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        return rundir.lock(out)
-    except OSError as e:
-        raise ConfigError(f"{out}: cannot be created: {e.strerror}; choose another --out") from None
-    except ConfigError:
-        raise ConfigError(f"{out} is in use by another `ngu study`; wait for it, or choose another --out") from None

@@ -19,13 +19,13 @@ import msgspec
 
 from bench.files import config_key, read_plan
 from bench.lab.config import LabConfig
+from bench.settings import Table, flat, nested, overlay, put
 from pipeline.config import Config, dump_config, load_config, parse_config
 from pipeline.errors import ConfigError
 from pipeline.model_path import model_for_task, resolve_model_path
 from pipeline.tasks.registry import make_task
 from pipeline.verifiers.preflight import resolve_verifier
 
-Table = dict[str, Any]
 Outcome = Literal["hard", "overall"]
 PassRate = Annotated[float, msgspec.Meta(gt=0.0, lt=1.0)]
 
@@ -81,7 +81,7 @@ def load_study(path: Path) -> Study:
     if len(set(config.seeds)) < len(config.seeds):
         raise ConfigError(f"{path}: seeds names one seed twice")
     base = dump_config(load_config(path.parent / config.base if config.base else None))
-    base = _merged(base, _nested(config.set, path))
+    base = overlay(base, nested(config.set, path))
     arms = _arms(config, path)
     jobs = [_job(arm, seed, base, path) for seed in config.seeds for arm in arms]
     _refuse_twins(jobs, path)
@@ -104,14 +104,14 @@ def lab_config(job: Job, lab: Table, where: Path) -> LabConfig:
 
 def _arms(config: StudyConfig, path: Path) -> list[Arm]:
     """The product of arms and grid; either may be missing, but not both."""
-    grid = _flat(_nested(config.grid, path))
+    grid = flat(nested(config.grid, path))
     for name, values in grid.items():
         if not (isinstance(values, list) and values):
             raise ConfigError(f"{path}: [grid] {name} must be a list of the values to try")
     short = _short_names(list(grid))
     arms = []
     for (name, table), *cell in itertools.product(config.arms.items() or [("", {})], *grid.values()):
-        settings = _flat(_nested(table, path)) | dict(zip(grid, cell, strict=True))
+        settings = flat(nested(table, path)) | dict(zip(grid, cell, strict=True))
         words = [name] if name else []
         words += [f"{short[key]}={value}" for key, value in zip(grid, cell, strict=True)]
         arms.append(Arm(",".join(words), settings))
@@ -132,8 +132,8 @@ def _short_names(keys: list[str]) -> dict[str, str]:
 def _job(arm: Arm, seed: int, base: Table, path: Path) -> Job:
     settings: Table = {}
     for key, value in arm.settings.items():
-        _put(settings, key, value, path)
-    config = parse_config(_merged(base, settings) | {"seed": seed}, f"{path}, arm {arm.name}")
+        put(settings, key, value, path)
+    config = parse_config(overlay(base, settings) | {"seed": seed}, f"{path}, arm {arm.name}")
     return Job(arm.name, seed, config, config_key(config))
 
 
@@ -155,46 +155,3 @@ def _check_inputs(job: Job, path: Path) -> None:
         raise ConfigError(f"{path}, arm {job.arm}: {e.message}") from None
     if not task.eval_problems() or not config.eval.every_steps:
         raise ConfigError(f"{path}, arm {job.arm}: nothing is evaluated during training, so there is no curve")
-
-
-# --- tables ---
-
-
-def _merged(base: Table, changes: Table) -> Table:
-    """`base` with `changes`. Another `kind` of a table starts from its own defaults: the fields of the one do not fit
-    the other.
-    """
-    merged = {} if "kind" in changes and base.get("kind") != changes["kind"] else dict(base)
-    for name, value in changes.items():
-        inner = merged.get(name)
-        merged[name] = _merged(inner, value) if isinstance(value, dict) and isinstance(inner, dict) else value
-    return merged
-
-
-def _nested(table: Table, path: Path) -> Table:
-    """Keys written "a.b" in quotes mean what a.b means without."""
-    nested: Table = {}
-    for key, value in table.items():
-        _put(nested, key, _nested(value, path) if isinstance(value, dict) else value, path)
-    return nested
-
-
-def _put(table: Table, key: str, value: Any, path: Path) -> None:
-    *tables, leaf = key.split(".")
-    for name in tables:
-        table = table.setdefault(name, {})
-        if not isinstance(table, dict):
-            raise ConfigError(f"{path}: {key}: {name} is a value, not a table")
-    if isinstance(value, dict) and isinstance(table.get(leaf), dict):
-        for name, inner in value.items():
-            _put(table[leaf], name, inner, path)
-    else:
-        table[leaf] = value
-
-
-def _flat(table: Table, prefix: str = "") -> Table:
-    """The leaves of nested tables by their dotted keys."""
-    flat: Table = {}
-    for name, value in table.items():
-        flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, dict) and value else {f"{prefix}{name}": value}
-    return flat

@@ -10,6 +10,7 @@ from pipeline.at_k import best_at_k, pass_at_k, powers_up_to, worst_at_k
 from pipeline.coordinator.book import Result
 from samplers.base import Problem
 
+EXTREMES = "best_at_k", "worst_at_k"
 Phase = Literal["before", "during", "after"]
 Key = TypeVar("Key", str, int)
 
@@ -82,6 +83,13 @@ class Evaluation:
             "correct_by_tokens": {str(n): _share_correct(rows) for n, rows in by_tokens.items()},
             "num_by_tokens": {str(n): len(rows) for n, rows in by_tokens.items()},
         } | _at_k(judged)
+
+    def extremes_by_level(self) -> tuple[dict[str, float], dict[str, float]]:
+        """best@k and worst@k of each level, k being the fewest rollouts of any of its problems."""
+        levels = _grouped(self._judged, lambda j: j.level).items()
+        at_k = {level: _at_k(rows) for level, rows in levels}
+        best, worst = ({level: [*found[name].values()][-1] for level, found in at_k.items()} for name in EXTREMES)
+        return best, worst
 
 
 def _at_k(judged: Sequence[Judged]) -> dict[str, dict[str, float]]:
