@@ -154,13 +154,14 @@ def tree_bytes(root: int) -> int:
 
     Weights in shared memory do not count: every process that maps them would count them again, and they are bounded.
     """
-    return sum(map(_anonymous_bytes, _tree(root)))
+    return sum(map(anonymous_bytes, _tree(root)))
 
 
-def _anonymous_bytes(pid: int) -> int:
+def anonymous_bytes(pid: int) -> int:
+    """Of one process, without what it shares with others; 0 when it has just ended."""
     try:
         _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_text().split()
-    except OSError:  # it has just ended
+    except OSError:
         return 0
     return (int(resident) - int(shared)) * _PAGE_BYTES
 

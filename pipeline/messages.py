@@ -129,11 +129,18 @@ class Rollout(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @property
     def num_sampled(self) -> int:
         """Tokens that the policy chose itself."""
-        return self.num_tokens - sum(span.end - span.start for span in self.forced_spans)
+        num_forced = sum([span.end - span.start for span in self.forced_spans]) if self.forced_spans else 0
+        return len(self.completion_ids) // 4 - num_forced
 
     @property
     def oldest_version(self) -> int | None:
-        return min((s.policy_version for s in self.version_spans), default=None)
+        spans = self.version_spans
+        return spans[0].policy_version if len(spans) == 1 else min((s.policy_version for s in spans), default=None)
+
+    @property
+    def newest_version(self) -> int | None:
+        spans = self.version_spans
+        return spans[0].policy_version if len(spans) == 1 else max((s.policy_version for s in spans), default=None)
 
     def prompt_array(self) -> np.ndarray:
         return np.frombuffer(self.prompt_ids, dtype="<i4")
@@ -163,22 +170,28 @@ class Rollout(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     def check(self) -> None:
         """Raise WireError unless lengths agree, spans are ordered and every logprob is finite and not above 0."""
-        n = self.num_tokens
+        n = len(self.completion_ids) // 4
         if len(self.completion_ids) % 4 or len(self.prompt_ids) % 4 or len(self.engine_logprobs) != 4 * n:
             raise WireError(f"attempt {self.attempt_id}: tokens and logprobs have different lengths")
         starts = [s.start for s in self.version_spans]
-        expected_first = [0] if n else []
-        if starts[:1] != expected_first or any(a >= b for a, b in itertools.pairwise(starts)):
+        if starts[:1] != ([0] if n else []) or not _ascend(starts):
             raise WireError(f"attempt {self.attempt_id}: version spans do not cover the completion in order")
         if starts and starts[-1] >= n:
             raise WireError(f"attempt {self.attempt_id}: a version span starts after the last token")
         edges = [edge for span in self.forced_spans for edge in (span.start, span.end)]
-        if any(a >= b for a, b in itertools.pairwise([-1, *edges])) or (edges and edges[-1] > n):
+        if edges and not (edges[0] >= 0 and _ascend(edges) and edges[-1] <= n):
             raise WireError(f"attempt {self.attempt_id}: forced spans are not in order within the completion")
-        logprobs = self.logprob_array()
-        # The tolerance admits fp32 rounding of log-softmax at probability 1.
-        if n and not (np.isfinite(logprobs).all() and float(logprobs.max()) <= 1e-4):
+        # The tolerance admits fp32 rounding of log-softmax at probability 1. No comparison with NaN is true.
+        if n and not (-math.inf < _lowest(logprobs := self.logprob_array()) and _highest(logprobs) <= 1e-4):
             raise WireError(f"attempt {self.attempt_id}: an engine logprob is not finite or is above 0")
+
+
+_lowest, _highest = np.minimum.reduce, np.maximum.reduce
+
+
+def _ascend(numbers: list[int]) -> bool:
+    """Whether each is larger than the one before."""
+    return len(numbers) < 2 or all(a < b for a, b in itertools.pairwise(numbers))
 
 
 class Verdict(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -20,7 +20,11 @@ class Entry(NamedTuple):
 
 
 BENCHMARKS = {
+    "coordinator": Entry(
+        "bench.suite.coordinator:CoordinatorBench", "attempts a second through the coordinator's loop"
+    ),
     "learner": Entry("bench.suite.learner:LearnerBench", "an optimizer step, by how its rollouts are cut into passes"),
+    "ledger": Entry("bench.suite.ledger:LedgerBench", "attempts a second into the ledger, and how long a commit takes"),
     "samplers": Entry("bench.suite.samplers:SamplersBench", "decisions a second of a sampler, by number of problems"),
     "verifiers": Entry("bench.suite.verifiers:VerifiersBench", "verifications a second against math-verify in a loop"),
 }

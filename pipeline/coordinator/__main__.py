@@ -40,6 +40,7 @@ def main() -> None:
     transport, ledger, sink = RouterSocket(ENDPOINT), Ledger(run_dir / "ledger.sqlite"), open_sinks(run_dir)
     coordinator = Coordinator(run_dir, config, transport, task, sampler, ledger, sink)
     coordinator.recover(checkpoints.load(args.resume) if args.resume else None)
+    ledger.checkpoint_in_background()
     socket, controls = control.ControlSocket(control.ENDPOINT, run_dir / "control.jsonl"), Controls(coordinator)
 
     def request_stop(signum: int, frame: object) -> None:

@@ -164,24 +164,28 @@ class Book:
         current = chain.current
         assert current is not None and current.num_missing == 0
         results = [r for r in current.results if r is not None]
+        rollouts = [r.rollout for r in results]
+        verdicts = [r.verdict for r in results]
+        num_tokens = sum([rollout.num_tokens for rollout in rollouts])
         self.num_in_flight -= len(current.results)
-        self.num_ended_tokens -= sum(r.rollout.num_tokens for r in results)
+        self.num_ended_tokens -= num_tokens
         chain.current = None
         if not results:
             return None
         chain.judged.extend(results)
         chain.round_sizes.append(len(results))
-        versions = [v for r in results if (v := r.rollout.oldest_version) is not None]
+        versions = [v for rollout in rollouts if (v := rollout.oldest_version) is not None]
+        longest = self._sampling.max_new_tokens
         return Outcome(
             chain_id=chain.chain_id,
             round=current.round,
-            rewards=tuple(r.verdict.reward for r in results),
-            correct=tuple(r.verdict.outcome == "correct" for r in results),
-            truncated=tuple(r.rollout.finish_reason == "length" for r in results),
-            num_tokens=sum(r.rollout.num_tokens for r in results) - current.num_carried,
+            rewards=tuple([verdict.reward for verdict in verdicts]),
+            correct=tuple([verdict.outcome == "correct" for verdict in verdicts]),
+            truncated=tuple([rollout.finish_reason == "length" for rollout in rollouts]),
+            num_tokens=num_tokens - current.num_carried,
             oldest_version=min(versions, default=learner_version),
             learner_version=learner_version,
-            lengths=tuple(r.rollout.num_sampled / self._sampling.max_new_tokens for r in results),
+            lengths=tuple([rollout.num_sampled / longest for rollout in rollouts]),
         )
 
     def set_aside(self, chain_id: int, indices: Sequence[int]) -> None:

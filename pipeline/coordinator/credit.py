@@ -1,5 +1,6 @@
 """A queue whose consumers are peers with credit: no peer ever holds more items than its slots."""
 
+import heapq
 from collections import deque
 from typing import Generic, TypeVar
 
@@ -14,18 +15,20 @@ class CreditQueue(Generic[T]):
         self._held: dict[str, dict[int, T]] = {}
         self._slots: dict[str, int] = {}
         self._holder: dict[int, str] = {}
+        self.num_slots = 0
 
     def put(self, item_id: int, item: T, urgent: bool = False) -> None:
         """Urgent items go before all others: what they complete has already been paid for."""
         (self._waiting.appendleft if urgent else self._waiting.append)((item_id, item))
 
     def add_peer(self, name: str, slots: int) -> None:
+        self.num_slots += slots - self._slots.get(name, 0)
         self._slots[name] = slots
         self._held.setdefault(name, {})
 
     def remove_peer(self, name: str) -> dict[int, T]:
         """Forget a peer; returns what it held."""
-        self._slots.pop(name, None)
+        self.num_slots -= self._slots.pop(name, 0)
         held = self._held.pop(name, {})
         for item_id in held:
             del self._holder[item_id]
@@ -42,16 +45,25 @@ class CreditQueue(Generic[T]):
     def assign(self) -> dict[str, list[T]]:
         """Move waiting items to peers with free slots; returns what each peer is to be sent."""
         out: dict[str, list[T]] = {}
-        free = {name: slots - len(self._held[name]) for name, slots in self._slots.items()}
+        if not self._waiting:
+            return out
+        # The most free slots first; among equals whoever joined first.
+        free = [
+            (len(self._held[name]) - slots, order, name)
+            for order, (name, slots) in enumerate(self._slots.items())
+            if len(self._held[name]) < slots
+        ]
+        heapq.heapify(free)
         while self._waiting and free:
-            name = max(free, key=free.__getitem__)
-            if free[name] <= 0:
-                break
+            minus_free, order, name = free[0]
             item_id, item = self._waiting.popleft()
             self._held[name][item_id] = item
             self._holder[item_id] = name
-            free[name] -= 1
             out.setdefault(name, []).append(item)
+            if minus_free < -1:
+                heapq.heapreplace(free, (minus_free + 1, order, name))
+            else:
+                heapq.heappop(free)
         return out
 
     def clear(self) -> None:
@@ -79,7 +91,3 @@ class CreditQueue(Generic[T]):
     @property
     def num_held(self) -> int:
         return len(self._holder)
-
-    @property
-    def num_slots(self) -> int:
-        return sum(self._slots.values())

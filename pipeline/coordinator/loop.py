@@ -263,8 +263,7 @@ class Coordinator:
         return next((name for name, hello in self.peers.items() if hello.role == "learner"), None)
 
     def _feed_learner(self) -> None:
-        learner = self._learner()
-        if learner is None or not self.learner_waiting or self.training is not None:
+        if not self.learner_waiting or self.training is not None or (learner := self._learner()) is None:
             return
         if self.save_requested or self.journal.is_long:
             self.save_requested = self.learner_waiting = False

@@ -27,7 +27,8 @@ class Tally:
         self.host: dict[str, float] = {}  # what the guards last saw of the machine
         self._wall_before_s = 0.0
         self._started: float | None = None
-        self._unknown: deque[bool] = deque(maxlen=VERDICT_WINDOW)
+        self._unknown: deque[bool] = deque()
+        self._num_unknown = 0  # of them
         self._rates: deque[tuple[float, int, int]] = deque()
         self._since_step: defaultdict[str, float] = defaultdict(float)
         self._cpu_s: dict[str, float] = {}  # by process: what `spent` has counted of it
@@ -78,12 +79,16 @@ class Tally:
     def verdict(self, verdict: Verdict) -> float | None:
         """Count a verdict; the recent share of `unknown`, or None while too few are known to say."""
         self.counters[f"verdict/{verdict.outcome}"] += 1
-        self._unknown.append(verdict.outcome == "unknown")
+        is_unknown = verdict.outcome == "unknown"
+        self._unknown.append(is_unknown)
+        self._num_unknown += is_unknown
+        if len(self._unknown) > VERDICT_WINDOW:
+            self._num_unknown -= self._unknown.popleft()
         return self.unknown_frac if len(self._unknown) >= VERDICT_WINDOW // 4 else None
 
     @property
     def unknown_frac(self) -> float:
-        return sum(self._unknown) / len(self._unknown) if self._unknown else 0.0
+        return self._num_unknown / len(self._unknown) if self._unknown else 0.0
 
     def round(self, level: str, outcome: Outcome, rollouts: Sequence[Rollout]) -> None:
         """A round is judged; `rollouts` are its own."""

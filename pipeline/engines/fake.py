@@ -15,10 +15,11 @@ from pipeline.engines.requests import Request
 from pipeline.messages import FinishReason, Rollout, WeightsNotice, Work
 from samplers.base import Problem
 
-LOGPROB = -1.0
+# A real learner may score these tokens: their ids are in every vocabulary, and a ratio to so low a logprob is cut off
+# instead of being taken for that of an engine with other weights.
+LOGPROB = -16.0
 PROMPT_IDS = [1, 2, 3]
-# Tokens are numbered from here on; this one ends a completion.
-FIRST_ID, EOS_ID = 10, 0
+FIRST_ID, NUM_IDS, EOS_ID = 4, 8, 0
 
 
 class FakeScript(msgspec.Struct, frozen=True):
@@ -99,7 +100,7 @@ class FakeEngine:
         assert self._version is not None, "load_weights comes before the first step"
         request = running.request
         is_last = request.num_sampled + 1 >= running.length
-        request.append(EOS_ID if is_last else FIRST_ID + len(request.completion_ids), LOGPROB, self._version)
+        request.append(EOS_ID if is_last else FIRST_ID + len(request.completion_ids) % NUM_IDS, LOGPROB, self._version)
         self._num_tokens += 1
         reason = request.finish_reason({EOS_ID})
         if reason is None and (due := request.due_interruption()) is not None:

@@ -94,12 +94,6 @@ def mean_lag(batch: Batch, step: int) -> float:
     return sum(lags) / max(len(lags), 1)
 
 
-def write_part(directory: Path) -> None:
-    """The learner's part of a checkpoint: no files, sealed."""
-    directory.mkdir(parents=True, exist_ok=True)  # a crash may have left one behind
-    write_manifest(directory, [])
-
-
 class FakeVerifier:
     """Judges by string comparison; every `unknown_every`-th job gets no judgement."""
 
@@ -213,7 +207,7 @@ class Simulation:
         if self.batch is not None:  # a learner reads its socket between two steps
             self._finish_step(self.batch)
         if message.checkpoint is not None:
-            write_part(Path(message.checkpoint))
+            self.write_part(Path(message.checkpoint))
             self.inbox.append((name, StepDone(self.version, notice(self.version), {}, message.checkpoint)))
 
     # --- time ---
@@ -240,16 +234,25 @@ class Simulation:
 
     def _finish_step(self, batch: Batch) -> None:
         self.batch = None
+        metrics = self.learn(batch)
         self.version += 1
         checkpoint = None
         if batch.checkpoint:
             path = self.run_dir / "checkpoints" / f".step_{self.version:06d}.partial"
-            write_part(path)
+            self.write_part(path)
             checkpoint = str(path)
-        metrics = {"loss": 1.0, "ess": self.ess(self.version), "ratio_mean": self.ratio(self.version)}
-        metrics["lag_mean"] = mean_lag(batch, self.version)
         self.inbox.append(("learner", StepDone(self.version, notice(self.version), metrics, checkpoint)))
         self.inbox.append(("learner", BatchRequest(self.version)))
+
+    def learn(self, batch: Batch) -> dict[str, float]:
+        """Take the step that makes version + 1."""
+        step = self.version + 1
+        return {"loss": 1.0, "ess": self.ess(step), "ratio_mean": self.ratio(step), "lag_mean": mean_lag(batch, step)}
+
+    def write_part(self, directory: Path) -> None:
+        """The learner's part of a checkpoint: no files, sealed."""
+        directory.mkdir(parents=True, exist_ok=True)  # a crash may have left one behind
+        write_manifest(directory, [])
 
     def run(self, max_turns: int = 20_000) -> None:
         for _ in range(max_turns):

@@ -81,6 +81,7 @@ def test_any_text_survives(path: str, template: str):
     assert parse_config(tomllib.loads(render_config(config, alternatives=True)), "test") == config
 
 
+@settings(deadline=None)
 @given(
     params=st.dictionaries(TOML_TEXT, st.integers(-(2**60), 2**60) | TOML_TEXT | st.booleans() | st.lists(TOML_TEXT))
 )

@@ -3,7 +3,6 @@
 import math
 
 import pytest
-from fakes import write_part
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from pipeline.coordinator.book import BookState
 from pipeline.coordinator.credit import CreditQueue
 from pipeline.errors import NguError, WireError
 from pipeline.ledger import Ledger
+from pipeline.manifest import write_manifest
 from pipeline.messages import (
     Group,
     Rollout,
@@ -216,7 +216,8 @@ def snapshot(version: int) -> checkpoints.Snapshot:
 
 def publish(run_dir, version: int):
     partial = checkpoints.partial_dir(run_dir, version)
-    write_part(partial)
+    partial.mkdir(parents=True, exist_ok=True)
+    write_manifest(partial, [])
     return checkpoints.publish(run_dir, partial, snapshot(version))
 
 

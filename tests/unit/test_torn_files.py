@@ -12,6 +12,7 @@ from pipeline.checkpoints import latest, load
 from pipeline.config import parse_config
 from pipeline.errors import NguError, WeightError
 from pipeline.ledger import Ledger
+from pipeline.ledger_cli import ledger as ledger_verb
 from pipeline.manifest import MANIFEST
 from pipeline.weights import WeightPublisher, read_weights
 
@@ -38,8 +39,10 @@ def ended(tmp_path_factory) -> Path:
     run = Simulation(path, CONFIG)
     while run.version < 7 or run.coordinator.training is not None:
         run.turn()
-    run.ledger._db.close()  # as a kill does
-    return path
+    killed = path / "killed"
+    shutil.copytree(path, killed)  # with its write-ahead log, which the last one to close a ledger takes into the file
+    run.ledger.close()
+    return killed
 
 
 @pytest.fixture
@@ -84,6 +87,28 @@ def test_a_ledger_cut_off_anywhere_is_refused_with_what_to_do(killed):
         for leftover in killed.glob("ledger.sqlite-*"):
             leftover.unlink()
     assert refused > 50
+
+
+def test_a_ledger_whose_log_is_cut_off_anywhere_is_refused_or_made_whole_by_the_journal(ended, tmp_path):
+    size = (ended / "ledger.sqlite-wal").stat().st_size
+    assert size > 1 << 16
+    refused = 0
+    for length in range(0, size + 1, size // 16):
+        run_dir = tmp_path / str(length)
+        shutil.copytree(ended, run_dir)
+        with (run_dir / "ledger.sqlite-wal").open("r+b") as file:
+            file.truncate(length)
+        try:
+            run = Simulation(run_dir, CONFIG, resume=latest(run_dir))
+        except NguError as e:
+            refused += 1
+            assert "attempts of the checkpoint are missing" in e.message, length
+            continue
+        run.run()
+        run.ledger.close()
+        (run_dir / "config.json").write_text("{}")  # all that makes it a run for the verb
+        assert run.coordinator.state == "finished" and ledger_verb(run_dir, verify=True) == 0, length
+    assert 0 < refused < 16
 
 
 def test_weights_cut_off_anywhere_are_refused(tmp_path):
