@@ -152,6 +152,7 @@ def n(fit_file: Path, /, *, budget: float, base_lr: float = 1e-6, as_json: Json 
     print(f"n*({budget:g}) = {star.value:.1f} [{star.low:.1f}, {star.high:.1f}]")
     print(f"n = {found.n}  b_problem = {found.b_problem}  steps = {found.num_steps}  lr = {found.lr:.3g}")
     print(f"ngu train {' '.join(found.settings)}")
+    print(f"or, with n growing as the budget is spent: {' '.join(found.growing)}")
     for line in found.says:
         print(f"  {line}")
     return 0

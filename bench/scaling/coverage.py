@@ -1,8 +1,7 @@
 """Coverage: how the pass@k curves of two models compare. Pure functions on counts.
 
 A model is `num_correct` [P] of `num_rollouts` [P] rollouts for each of P problems, and problems are the unit of the
-bootstrap. Where the statement is about these very problems and not about the kind of problem, `fixed_problems`
-resamples rollouts alone.
+bootstrap.
 """
 
 import msgspec
@@ -10,31 +9,8 @@ import numpy as np
 
 from bench.scaling.law import Array
 from bench.scaling.resampling import interval
-from learner.evaluation.estimates import Estimate, mean_estimate, problem_weights, rate_of_draws, rising
+from learner.evaluation.estimates import Estimate, problem_weights, rate_of_draws, rising
 from pipeline.at_k import Ints, pass_at_k
-
-
-def pass_at_k_estimate(
-    num_rollouts: Ints,
-    num_correct: Ints,
-    k: int,
-    num_draws: int,
-    rng: np.random.Generator,
-    *,
-    fixed_problems: bool = False,
-) -> Estimate:
-    """Mean pass@k with its 95% interval.
-
-    With `fixed_problems` the rollouts of each problem are resampled and the draws are centred on the estimate, which
-    takes out the bias that repeated rollouts bring in.
-    """
-    value = pass_at_k(num_rollouts, num_correct, k)
-    if not fixed_problems:
-        return mean_estimate(value, num_draws, rng)
-    resampled = rng.binomial(num_rollouts, num_correct / num_rollouts, size=(num_draws, len(num_rollouts)))
-    draws = pass_at_k(num_rollouts, resampled, k).mean(1)
-    centred = np.clip(draws - draws.mean() + value.mean(), 0.0, 1.0)
-    return Estimate(float(value.mean()), *interval(centred))
 
 
 class Crossing(msgspec.Struct, frozen=True):

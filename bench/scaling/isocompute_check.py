@@ -15,7 +15,8 @@ from bench.scaling.sweep import Sweep
 NS = (8, 16, 32, 64, 128, 256, 512)
 B_PROBLEMS = (32, 128)
 NUM_SEEDS = 3
-COMPUTES = np.geomspace(1e3, 3e6, 40)  # rollouts
+COMPUTE_RANGE = 1e3, 3e6  # rollouts
+NUM_POINTS = 40 * len(NS) * len(B_PROBLEMS) * NUM_SEEDS
 NOISE = 0.004
 OUTLIER_FRAC, OUTLIER_DROP = 0.05, 0.15
 
@@ -59,14 +60,18 @@ class World:
         """[..., N] for n [..., 1] and compute [N]."""
         return R0 + self.gain(n) * expit(STEEPNESS * (np.log(compute) - self.ln_c_mid(np.log2(n))))
 
-    def sweep(self, rng: np.random.Generator, ns: tuple[int, ...] = NS) -> Sweep:
-        """Every n with every B_problem and seed, with noise and sudden drops that make the curves non-monotone."""
+    def sweep(self, rng: np.random.Generator, ns: tuple[int, ...] = NS, num_points: int = NUM_POINTS) -> Sweep:
+        """Every n with every B_problem and seed, with noise and sudden drops that make the curves non-monotone.
+
+        `num_points` is about how many evaluations it has for each `NS` n.
+        """
+        computes = np.geomspace(*COMPUTE_RANGE, max(1, round(num_points / (len(NS) * len(B_PROBLEMS) * NUM_SEEDS))))
         arms = np.array([(n, b) for n in ns for b in B_PROBLEMS for _ in range(NUM_SEEDS)])
-        n, b_problem = (np.repeat(column[:, None], len(COMPUTES), axis=1) for column in arms.T)
-        compute = np.tile(COMPUTES, (len(arms), 1))
-        reward = self.reward(arms[:, :1], COMPUTES) + rng.normal(0, NOISE, n.shape)
+        n, b_problem = (np.repeat(column[:, None], len(computes), axis=1) for column in arms.T)
+        compute = np.tile(computes, (len(arms), 1))
+        reward = self.reward(arms[:, :1], computes) + rng.normal(0, NOISE, n.shape)
         reward -= OUTLIER_DROP * (rng.random(n.shape) < OUTLIER_FRAC)
-        run = np.repeat(np.arange(len(arms))[:, None], len(COMPUTES), axis=1)
+        run = np.repeat(np.arange(len(arms))[:, None], len(computes), axis=1)
         step = np.maximum(1, np.round(compute / (n * b_problem))).astype(int)
         return Sweep(
             run.ravel(), b_problem.ravel(), n.ravel(), step.ravel(), compute.ravel(), reward.clip(0, 1).ravel(), None

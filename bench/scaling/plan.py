@@ -22,7 +22,7 @@ class Plan(msgspec.Struct, frozen=True):
     """`n_star` is n*(C) with its interval; `n` is the swept value nearest to it (on the scale of doublings).
 
     `num_steps` (M) spends `compute`: compute = cost of a rollout * b_problem * n * num_steps. `settings` are the
-    overrides of `ngu train` that run it.
+    overrides of `ngu train` that run it; `growing` are those of a sampler that follows n*(C) as the budget is spent.
     """
 
     compute: float
@@ -34,6 +34,7 @@ class Plan(msgspec.Struct, frozen=True):
     extrapolates: bool
     says: list[str]
     settings: list[str]
+    growing: list[str]
 
 
 def load_fit(path: Path) -> IsoReport:
@@ -83,7 +84,20 @@ def make_plan(report: IsoReport, compute: float, base_lr: float) -> Plan:
         extrapolates=not low <= compute <= high,
         says=says,
         settings=[f"{name}={value}" for name, value in settings.items()],
+        growing=sampler_settings(fit),
     )
+
+
+def sampler_settings(fit: IsoFit) -> list[str]:
+    """The `isocompute` sampler with this n*(C); it counts compute in rollouts, at the median cost of one."""
+    cost = float(np.median([curve.compute_per_rollout for curve in fit.curves]))
+    law = {
+        "a": np.log2(max(fit.n_min, 2)),
+        "b": np.log2(max(fit.n_sat.value, fit.n_min, 2)),
+        "k": fit.k.value,
+        "log10_c0": max(0.0, np.log10(fit.c0.value / cost)),
+    }
+    return ["sampler.kind=isocompute", *(f"sampler.{name}={value:.4f}" for name, value in law.items())]
 
 
 def _b_problem(fit: IsoFit, n: int, compute: float) -> int:

@@ -8,10 +8,10 @@ from bench.scaling.sweep import Sweep
 
 
 class Sensitivity(msgspec.Struct, frozen=True):
-    """Relative spread of the best reward, (max - min) / mean, at `compute`, the most that every arm reached.
+    """Relative spread of the best reward, (max - min) / mean, at `compute`, the most that every arm reached in a run.
 
     `n`: over n at fixed problems per batch, averaged over those; `b_problem`: the other way round. None where the sweep
-    did not vary it. Rewards are the mean over the runs of an arm.
+    did not vary it. Rewards are the mean over the runs of an arm; one that ended early stays at its best.
     """
 
     compute: float
@@ -20,10 +20,10 @@ class Sensitivity(msgspec.Struct, frozen=True):
 
 
 def sensitivity(sweep: Sweep) -> Sensitivity:
-    runs = np.unique(sweep.run)
-    compute = float(min(sweep.compute[sweep.run == run].max() for run in runs))
+    pairs = {*zip(sweep.b_problem.tolist(), sweep.n.tolist(), strict=True)}
+    compute = float(min(sweep.compute[(sweep.b_problem == b) & (sweep.n == n)].max() for b, n in pairs))
     arms: dict[tuple[int, int], list[float]] = {}
-    for run in runs:
+    for run in np.unique(sweep.run):
         mine = (sweep.run == run) & (sweep.compute <= compute)
         first = int(np.flatnonzero(mine)[0])
         arm = int(sweep.b_problem[first]), int(sweep.n[first])

@@ -23,6 +23,7 @@ BENCHMARKS = {
     "coordinator": Entry(
         "bench.suite.coordinator:CoordinatorBench", "attempts a second through the coordinator's loop"
     ),
+    "fits": Entry("bench.suite.fits:FitsBench", "seconds of the scaling-law fits with many points and draws"),
     "learner": Entry("bench.suite.learner:LearnerBench", "an optimizer step, by how its rollouts are cut into passes"),
     "ledger": Entry("bench.suite.ledger:LedgerBench", "attempts a second into the ledger, and how long a commit takes"),
     "samplers": Entry("bench.suite.samplers:SamplersBench", "decisions a second of a sampler, by number of problems"),

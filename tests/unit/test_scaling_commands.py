@@ -49,6 +49,29 @@ def sweep_csv(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda row: row | {"reward": "nan"}, "row 1: reward is nan; remove the row or repair it"),
+        (lambda row: row | {"reward": "1.5"}, "row 1: reward is 1.5; rescale it to [0, 1]"),
+        (lambda row: row | {"reward": "0.4"}, "the reward is 0.4 throughout; there is no frontier"),
+        (lambda row: row | {"compute": "500"}, "compute must increase from row to row"),
+        (lambda row: row | {"run_id": "one"}, "n or b_problem changes within the run"),
+        (lambda row: row if float(row["compute"]) < 1300 else None, "values of n have 3 record-breaking points"),
+        (lambda row: row if row["n"] in ("8", "16") else None, "2 values of n, at least 3"),
+    ],
+)
+def test_a_sweep_that_cannot_be_fitted(ngu: Ngu, sweep_csv: Path, tmp_path: Path, capsys, change, message: str):
+    rows = [change(r) for r in csv.DictReader(sweep_csv.read_text().splitlines())]
+    with (tmp_path / "bad.csv").open("w") as file:
+        writer = csv.DictWriter(file, ["run_id", "seed", "b_problem", "n", "step", "compute", "reward"])
+        writer.writeheader()
+        writer.writerows(r for r in rows if r is not None)
+    assert ngu("fit", "isocompute", tmp_path / "bad.csv", "--draws", 40, "--out", tmp_path / "out") == 2
+    said = capsys.readouterr().err
+    assert message in said and len(said.splitlines()) == 1
+
+
 def files(out: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in sorted(out.iterdir())}
 

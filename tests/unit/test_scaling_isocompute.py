@@ -15,6 +15,7 @@ from bench.scaling.sweep import Sweep, restrict
 from pipeline.config import load_config
 from pipeline.errors import ConfigError
 from samplers.fixed import FixedConfig
+from samplers.isocompute import IsoComputeConfig, isocompute_rollouts
 
 WORLD = World(128, 6e4, 2.0)
 
@@ -136,6 +137,13 @@ def test_sensitivity_by_hand():
     assert found.b_problem == pytest.approx((0.1 / 0.45 + 0.1 / 0.55) / 2)
 
 
+def test_a_run_cut_short_does_not_shorten_the_comparison():
+    rows = [(0, 8, 100, 0.4), (0, 8, 200, 0.5), (1, 8, 100, 0.3), (2, 16, 100, 0.4), (2, 16, 200, 0.6)]
+    run, n, compute, reward = (np.array(column) for column in zip(*rows, strict=True))
+    found = sensitivity(Sweep(run, np.full(5, 16), n, np.ones(5, int), compute.astype(float), reward, None))
+    assert found.compute == 200 and found.n == pytest.approx(0.2 / 0.5)
+
+
 def test_a_plan_within_the_sweep(fit: IsoFit):
     plan = make_plan(report(fit), 1e6, 1e-6)
     assert plan.n in (64, 128)
@@ -148,6 +156,10 @@ def test_a_plan_within_the_sweep(fit: IsoFit):
     assert plan.n_star.low <= plan.n_star.value <= plan.n_star.high
     assert not plan.extrapolates
     assert plan.says == []
+    sampler = load_config(None, plan.growing).sampler
+    assert isinstance(sampler, IsoComputeConfig)
+    for compute in (1e3, 6e4, 3e6):
+        assert isocompute_rollouts(sampler, int(compute)) == pytest.approx(2 ** fit.log2_n_star(compute).value, abs=0.6)
 
 
 def test_a_plan_beyond_the_sweep_says_so(fit: IsoFit):
