@@ -47,6 +47,19 @@ sglang: setup
     fi
     echo "$stamp" > .venv-sglang/sglang.stamp
 
+# Create .venv-peers, what `ngu bench` compares with: TRL, Ray, Redis and what they need, at the locked versions.
+[group('run')]
+peers: setup
+    #!/usr/bin/env bash
+    set -euo pipefail
+    lock=bench/peers/lock.txt
+    stamp="$(sha256sum < $lock)"
+    if [ "$(cat .venv-peers/peers.stamp 2>/dev/null || true)" = "$stamp" ]; then exit 0; fi
+    [ -x .venv-peers/bin/python ] || {{ bin }}/python -m venv .venv-peers
+    .venv-peers/bin/python -m pip install --quiet "$(grep '^torch==' $lock)"
+    .venv-peers/bin/python -m pip install --quiet --no-deps --requirement $lock
+    echo "$stamp" > .venv-peers/peers.stamp
+
 # Set up, then run the built-in job: `just demo seed=1 learner.lr=5e-5` passes settings on.
 [group('run')]
 demo *arguments: setup

@@ -24,6 +24,16 @@ BENCHMARKS = {
         "bench.suite.coordinator:CoordinatorBench", "attempts a second through the coordinator's loop"
     ),
     "fits": Entry("bench.suite.fits:FitsBench", "seconds of the scaling-law fits with many points and draws"),
+    "e2e": Entry(
+        "bench.suite.e2e.bench:E2EBench", "whole runs of the built-in job against TRL's, and ours synchronous"
+    ),
+    "transport": Entry(
+        "bench.suite.transport:TransportBench",
+        "rollouts a second between two processes, against raw sockets and other queues",
+    ),
+    "weights": Entry(
+        "bench.suite.weights:WeightsBench", "from new weights to an engine that has them: time, stall, what is lost"
+    ),
     "learner": Entry("bench.suite.learner:LearnerBench", "an optimizer step, by how its rollouts are cut into passes"),
     "ledger": Entry("bench.suite.ledger:LedgerBench", "attempts a second into the ledger, and how long a commit takes"),
     "samplers": Entry("bench.suite.samplers:SamplersBench", "decisions a second of a sampler, by number of problems"),

@@ -1,0 +1,75 @@
+"""The environment in which other people's libraries are measured: `just peers` makes it from bench/peers/lock.txt."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from bench.suite.results import ROOT
+from pipeline.errors import NguError
+
+PYTHON = ROOT / ".venv-peers" / "bin" / "python"
+HOW = "run `just peers`"
+
+
+def find_python(*packages: str) -> Path | None:
+    """The interpreter of the environment, if it is there and has the packages."""
+    if not PYTHON.exists():
+        return None
+    probe = f"from importlib.util import find_spec; raise SystemExit(any(find_spec(n) is None for n in {packages!r}))"
+    return PYTHON if subprocess.run([PYTHON, "-c", probe], check=False).returncode == 0 else None
+
+
+def environment(num_threads: int = 1) -> dict[str, str]:
+    """For a child that may import this checkout without having it installed."""
+    threads = {"OMP_NUM_THREADS": str(num_threads), "OMP_WAIT_POLICY": "PASSIVE"}
+    return os.environ | threads | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+class Measurer:
+    """A child that measures on demand: a line of JSON in, a line of JSON out (`bench.peers.serving`)."""
+
+    def __init__(self, python: Path | str, module: str, *arguments: str, env: dict[str, str] | None = None):
+        self._what = " ".join((module, *arguments))
+        argv = [str(python), "-m", module, *arguments]
+        # Its own error output is shown: it says why a child that ends early did so.
+        self._process = subprocess.Popen(
+            argv, cwd=ROOT, env=environment() | (env or {}), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def ask(self, **request: Any) -> dict[str, Any]:
+        """Raises NguError when the child has ended."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None and stdout is not None
+        try:
+            stdin.write(json.dumps(request) + "\n")
+            stdin.flush()
+            answer = stdout.readline()
+        except BrokenPipeError:
+            answer = ""
+        if not answer:
+            raise NguError(f"{self._what} ended with status {self._process.wait()}; its last lines are above")
+        return json.loads(answer)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()  # the child reads to the end of its input, and leaves in order
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def say_missing(what: str) -> str:
+    """The note for figures that are left out."""
+    return f"{what}: not installed, so not measured; {HOW}"
+
+
+THIS_PYTHON = sys.executable

@@ -1,0 +1,176 @@
+"""This system's own sockets, and what needs no installation, as sides of the transport benchmark.
+
+`python -m bench.suite.wire typed` measures on demand; each producer is a process `python -m bench.suite.wire typed
+ENDPOINT TOKENS`. Both have the environment that a run gives its roles.
+"""
+
+import contextlib
+import multiprocessing
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import zmq
+
+from bench.peers.serving import Side, on_way, rollout, serve
+from pipeline.channels import PeerSocket, RouterSocket
+from pipeline.messages import Cancel, Rollout, Rollouts, VersionSpan, pack_ids, pack_logprobs
+
+NAME = "engine-0"
+
+
+def message(tokens: int) -> Rollouts:
+    """What a worker sends when one attempt has ended."""
+    plain = rollout(tokens)
+    packed = {"prompt_ids": pack_ids, "completion_ids": pack_ids, "engine_logprobs": pack_logprobs}
+    fields = {name: packed[name](value) if name in packed else value for name, value in plain.items()}
+    fields["version_spans"] = tuple(VersionSpan(*span) for span in plain["version_spans"])
+    return Rollouts((Rollout(**fields),))
+
+
+def encoded(tokens: int) -> bytes:
+    return msgspec.msgpack.encode(message(tokens))
+
+
+class _Socketed:
+    """A side whose producer is a child that connects to a Unix socket."""
+
+    kind: str
+
+    def __init__(self) -> None:
+        self._directory = Path(tempfile.mkdtemp(prefix="ngu-wire-"))
+        self._producer: subprocess.Popen | None = None
+        self._num_started = 0
+
+    def _start(self, tokens: int) -> str:
+        self._num_started += 1
+        endpoint = f"ipc://{self._directory}/{self._num_started}"
+        argv = [sys.executable, "-m", "bench.suite.wire", self.kind, endpoint, str(tokens)]
+        self._producer = subprocess.Popen(argv, stdin=subprocess.DEVNULL)
+        return endpoint
+
+    def stop(self) -> None:
+        if self._producer is not None:
+            self._producer.kill()
+            self._producer.wait()
+
+    def close(self) -> None:
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+
+class TypedSide(_Socketed):
+    """`PeerSocket` to `RouterSocket`, one rollout a message; a message back gives credit for those received."""
+
+    kind = "typed"
+
+    def start(self, tokens: int) -> None:
+        self._router = RouterSocket(self._start(tokens))
+
+    def take(self) -> int:
+        count = 0
+        for _, received in self._router.receive(1.0):
+            count += len(received.rollouts) if isinstance(received, Rollouts) else 0
+        if count:
+            self._router.send(NAME, Cancel((count,)))
+        return count
+
+    def stop(self) -> None:
+        super().stop()
+        self._router.close()
+
+
+def _produce_typed(endpoint: str, tokens: int) -> None:
+    socket, sent = PeerSocket(endpoint, "engine", NAME, 0), message(tokens)
+    socket.say_hello()
+    credit = on_way(tokens)
+    while True:
+        while credit:
+            socket.send(sent)
+            credit -= 1
+        while (received := socket.recv(0.0 if credit else 1.0)) is not None:
+            credit += received.attempt_ids[0]
+
+
+class RawSide(_Socketed):
+    """PUSH to PULL with the same bytes, which nobody makes and nobody reads."""
+
+    kind = "raw"
+
+    def start(self, tokens: int) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PULL)
+        self._socket.setsockopt(zmq.RCVHWM, on_way(tokens))
+        self._socket.bind(self._start(tokens))
+
+    def take(self) -> int:
+        if not self._socket.poll(1000):
+            return 0
+        count = 0
+        with contextlib.suppress(zmq.Again):
+            for count in range(256):  # noqa: B007
+                self._socket.recv(zmq.NOBLOCK)
+            count += 1
+        return count
+
+    def stop(self) -> None:
+        super().stop()
+        self._context.destroy(linger=0)
+
+
+def _produce_raw(endpoint: str, tokens: int) -> None:
+    socket, sent = zmq.Context().socket(zmq.PUSH), encoded(tokens)
+    socket.setsockopt(zmq.SNDHWM, on_way(tokens))
+    socket.connect(endpoint)
+    while True:
+        socket.send(sent)
+
+
+class QueueSide:
+    """`multiprocessing.Queue`, which pickles."""
+
+    def __init__(self) -> None:
+        self._context = multiprocessing.get_context("spawn")
+
+    def start(self, tokens: int) -> None:
+        self._queue = self._context.Queue(maxsize=on_way(tokens))
+        self._producer = self._context.Process(target=_fill_queue, args=(self._queue, tokens))
+        self._producer.start()
+
+    def take(self) -> int:
+        self._queue.get(timeout=30)
+        return 1
+
+    def stop(self) -> None:
+        self._producer.kill()
+        self._producer.join()
+        self._queue.close()
+
+
+def _fill_queue(queue: Any, tokens: int) -> None:
+    sent = rollout(tokens)
+    while True:
+        queue.put(sent)
+
+
+SIDES: dict[str, type[Side]] = {"typed": TypedSide, "raw": RawSide, "queue": QueueSide}
+PRODUCERS = {"typed": _produce_typed, "raw": _produce_raw}
+
+
+def main(kind: str, *of_producer: str) -> None:
+    if of_producer:
+        endpoint, tokens = of_producer
+        PRODUCERS[kind](endpoint, int(tokens))
+    side = SIDES[kind]()
+    try:
+        serve(side)
+    finally:
+        if isinstance(side, _Socketed):
+            side.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
