@@ -44,10 +44,10 @@ from pipeline.messages import (
 )
 
 MAX_TIMES = 200_000
-IDLE_S = 0.5  # without a rollout to give back
+IDLE_MS = 500  # without a rollout to give back
 VERIFIER_SLOTS = 4096
 # Rollouts of one message, as an engine's step ends a few at once.
-PER_MESSAGE = 16
+PER_MESSAGE = 4
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(ToPeer).decode
@@ -119,9 +119,9 @@ class Peers:
             num_sent += allowed
             self._give_back(allowed)
 
-    def _patience_ms(self) -> float:
+    def _patience_ms(self) -> int:
         if not self._ready:
-            return 1000 * IDLE_S
+            return IDLE_MS
         return 1 if self._load.per_s else 0
 
     def _give_back(self, num: int) -> None:

@@ -18,7 +18,7 @@ from samplers.base import Launch, Outcome, Problem
 MAX_TRIES = 5
 
 
-class Result(msgspec.Struct, frozen=True, array_like=True):
+class Result(msgspec.Struct, frozen=True, array_like=True, gc=False):
     rollout: Rollout
     verdict: Verdict
 
@@ -51,7 +51,7 @@ class OpenChain(msgspec.Struct):
     set_aside: list[Rollout] = []
 
 
-class Place(msgspec.Struct):
+class Place(msgspec.Struct, gc=False):
     """Where an attempt's result belongs. `rollout` is set while it waits for its verdict."""
 
     work: Work
@@ -79,6 +79,7 @@ class Book:
     def __init__(self, sampling: SamplingConfig, seed: int, next_attempt_id: int):
         self._sampling = sampling
         self._seed = seed
+        self._whole = SamplingParams(sampling.temperature, sampling.max_new_tokens)
         self.next_attempt_id = next_attempt_id
         self.chains: dict[int, OpenChain] = {}
         self.places: dict[int, Place] = {}
@@ -123,9 +124,9 @@ class Book:
     def _work(
         self, attempt_id: int, chain_id: int, round: int, problem: Problem, purpose: Purpose, prefix: Prefix | None
     ) -> Work:
-        config = self._sampling
-        num_sampled = prefix.num_sampled if prefix is not None else 0
-        sampling = SamplingParams(config.temperature, num_sampled + config.max_new_tokens)
+        config, sampling = self._sampling, self._whole
+        if prefix is not None:
+            sampling = SamplingParams(config.temperature, prefix.num_sampled + config.max_new_tokens)
         interruption = draw_interruption(config.interruption, self._seed, attempt_id)
         return Work(attempt_id, chain_id, round, problem, sampling, purpose, prefix, interruption)
 

@@ -82,8 +82,10 @@ class AttemptFlow:
         for launch in launches:
             self.tally.launched(launch)
             self._end(self.book.resumed_by(launch), "continued")
-            for work in self.book.open_round(launch, self.policy_version):
-                self.queue(work)
+            opened = self.book.open_round(launch, self.policy_version)
+            self.ledger.launch(opened)
+            for work in opened:
+                self.work.put(work.attempt_id, work)
         return launches
 
     def _budget_left(self) -> int:
@@ -116,8 +118,8 @@ class AttemptFlow:
 
     def _back(self, attempt_id: int) -> None:
         """The engine that had the attempt has its slot back."""
-        for queue in (self.work, self.eval_work):
-            queue.done(attempt_id)
+        if not self.work.done(attempt_id):
+            self.eval_work.done(attempt_id)
 
     def on_verdict(self, attempt_id: int, verdict: Verdict) -> None:
         self.jobs.done(attempt_id)

@@ -40,7 +40,7 @@ MODULES = {
     "pipeline.worker": "engine",
 }
 ROLES = (*MODULES.values(), "daemon")
-PATIENCE_S = 300.0  # for anything that has to happen, on a busy machine too
+PATIENCE_S = 900.0  # for anything that has to happen, on a busy machine too
 MAX_PAUSE_S = 1.5  # between a recovery and the next blow
 POLL_S = 0.05
 # How often a blow falls while the run is still coming back from the one before.
@@ -130,7 +130,8 @@ class Victim:
 
     def resume(self) -> None:
         argv = [sys.executable, "-m", "pipeline.cli", "resume", "--no-tui", str(self.dir)]
-        self.resumed.append(subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
+        with self.dir.with_suffix(".log").open("ab") as log:
+            self.resumed.append(subprocess.Popen(argv, stdout=log, stderr=log))
 
     def serves(self) -> bool:
         """Whether every role lives and has spoken, as the coordinator that lives reports it."""

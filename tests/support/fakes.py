@@ -1,6 +1,5 @@
 """Roles without processes: a coordinator with fake peers joined by plain queues, for tests on no clock at all."""
 
-import random
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +32,7 @@ from pipeline.messages import (
     WeightsNotice,
     WorkItems,
 )
+from pipeline.tasks.shuffle import ShuffledPasses
 from samplers.base import Problem
 from samplers.registry import make_sampler
 
@@ -45,16 +45,11 @@ class ListTask:
         self.hard_levels = ("hard",)
         levels = ("easy", "hard")
         self._problems = [Problem(f"p{i}", "list", f"{i}?", str(i), levels[i % 2]) for i in range(num_problems)]
-        self._seed, self._epoch, self._position = seed, 0, 0
+        self._passes = ShuffledPasses(num_problems, seed)
         self._eval = self._problems[:num_eval]
 
     def next_problem(self) -> Problem:
-        if self._position == len(self._problems):
-            self._epoch, self._position = self._epoch + 1, 0
-        order = list(range(len(self._problems)))
-        random.Random(f"{self._seed}/{self._epoch}").shuffle(order)
-        self._position += 1
-        return self._problems[order[self._position - 1]]
+        return self._problems[self._passes.next_index()]
 
     def eval_problems(self) -> list[Problem]:
         return self._eval
@@ -63,10 +58,10 @@ class ListTask:
         return {"easy": 0.5, "hard": 0.5}
 
     def state(self) -> dict[str, object]:
-        return {"epoch": self._epoch, "position": self._position}
+        return self._passes.state()
 
     def restore(self, state: dict[str, Any]) -> None:
-        self._epoch, self._position = state["epoch"], state["position"]
+        self._passes.restore(state)
 
 
 class RecordingSink:
