@@ -44,7 +44,8 @@ ALGEBRA = (
 
 class VerifiersBench(Benchmark, frozen=True):
     """`file`: JSON lines or a Parquet file with the text to judge in the field `answer` and the right answer in `gold`;
-    without one, made answers. At most `blocks` blocks of `block_size` answers of either part, no answer twice.
+    without one, made answers, `answers_per_problem` to a problem as in a group of rollouts, every second one right. At
+    most `blocks` blocks of `block_size` answers of either part.
     """
 
     file: str = ""
@@ -52,6 +53,7 @@ class VerifiersBench(Benchmark, frozen=True):
     answer: str = "answer"
     blocks: PositiveInt = 5
     block_size: PositiveInt = 100
+    answers_per_problem: PositiveInt = 8
 
     def run(self, say: Say) -> list[Row]:
         num = self.blocks * self.block_size + NUM_WARM
@@ -61,9 +63,9 @@ class VerifiersBench(Benchmark, frozen=True):
                 Item(Problem("", "file", "", r.gold(self.gold, "gold")), r.text(self.answer, "answer")) for r in rows
             ]
         else:
-            items = made(NUMBERS, num)
+            items = made(NUMBERS, num, self.answers_per_problem)
         # Few real answers need computer algebra, so that part is filled up with made ones.
-        return measure([*items, *made(ALGEBRA, num)], self.blocks, self.block_size)
+        return measure([*items, *made(ALGEBRA, num, self.answers_per_problem)], self.blocks, self.block_size)
 
 
 class Item(NamedTuple):
@@ -71,14 +73,15 @@ class Item(NamedTuple):
     text: str
 
 
-def made(spellings: Sequence[tuple[str, str]], num: int) -> list[Item]:
-    """`num` different problems with right answers, in each pair of spellings (gold, answer) by turns."""
+def made(spellings: Sequence[tuple[str, str]], num: int, per_problem: int) -> list[Item]:
+    """`num` answers, `per_problem` to a problem, in each pair of spellings (gold, answer) by turns; odd ones wrong."""
     items = []
     for i in range(num):
-        gold, answer = spellings[i % len(spellings)]
-        a, b = 2 + i // len(spellings), 3 + i
-        box = rf"\boxed{{{answer.format(a=a, b=b)}}}"
-        items.append(Item(Problem("", "file", "", gold.format(a=a, b=b)), f"So it is {box}."))
+        p, k = divmod(i, per_problem)
+        gold, answer = spellings[p % len(spellings)]
+        a, b = 2 + p // len(spellings), 3 + p
+        box = rf"\boxed{{{answer.format(a=a + k % 2 * k, b=b)}}}"
+        items.append(Item(Problem("", "file", "", gold.format(a=a, b=b)), f"So, {k} words later, it is {box}."))
     return items
 
 

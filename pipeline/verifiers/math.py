@@ -49,6 +49,7 @@ class MathVerifier:
         return Verdict("incorrect", 0.0, shown(question.answer), detail=problem)
 
 
+@functools.lru_cache(maxsize=4096)  # rollouts of one problem often end in the same answer
 def _difference(gold: str, answer: str) -> str | None:
     """What tells the two apart, or None when they are equal."""
     if is_words(normalize(gold)) and is_words(normalize(answer)):
@@ -59,9 +60,12 @@ def _difference(gold: str, answer: str) -> str | None:
     parsed_gold, parsed_answer = _parse_gold(gold), _parse(answer)
     if parsed_gold is None or parsed_answer is None:
         return NOT_MATHEMATICS
+    # First what is cheap: math-verify simplifies what differs by every means before it says so.
+    if why := refuted(parsed_gold, parsed_answer):
+        return why
     if not verify(parsed_gold, parsed_answer, allow_set_relation_comp=True, timeout_seconds=None, raise_on_error=True):
         return "not equal"
-    return refuted(parsed_gold, parsed_answer)
+    return None
 
 
 def _parse(text: str) -> Any | None:
