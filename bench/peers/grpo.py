@@ -29,20 +29,15 @@ GROUP_SIZE = 8
 
 @dataclass(frozen=True)
 class Settings:
-    """`micro_batch` rollouts a forward pass; `generate_batch` rollouts a call of `generate`, at most the whole batch.
-
-    With two threads on two cores the whole batch in one call and passes of 96 were the fastest of those tried
-    (docs/LOG.md).
-    """
+    """Those of `bench.suite.e2e.trl.TrlConfig`, and of the run: weights are put aside every `save_every` steps."""
 
     seed: int
-    num_steps: int
-    num_threads: int
     save_every: int
-    micro_batch: int = 96
-    generate_batch: int = 384
-    cache: str | None = None
-    continuous: bool = False
+    steps: int
+    threads: int
+    micro_batch: int
+    generate_batch: int
+    continuous_batching: bool
 
 
 @dataclass
@@ -89,7 +84,7 @@ class Marks(TrainerCallback):
                 "core_s": time.process_time() - progress.core_started,
             }
         )
-        if step % self._settings.save_every == 0 or step == self._settings.num_steps:
+        if step % self._settings.save_every == 0 or step == self._settings.steps:
             assert self.trainer is not None
             self.trainer.save_model(str(self._models / str(step)))
 
@@ -116,7 +111,7 @@ def arguments(settings: Settings, config: Config, directory: Path) -> GRPOConfig
     return GRPOConfig(
         output_dir=str(directory / "trainer"),
         seed=settings.seed,
-        max_steps=settings.num_steps,
+        max_steps=settings.steps,
         per_device_train_batch_size=settings.micro_batch,
         gradient_accumulation_steps=learner.batch_size // settings.micro_batch,
         generation_batch_size=settings.generate_batch,
@@ -126,8 +121,7 @@ def arguments(settings: Settings, config: Config, directory: Path) -> GRPOConfig
         top_k=0,
         top_p=1.0,
         shuffle_dataset=False,
-        cache_implementation=settings.cache,
-        use_transformers_continuous_batching=settings.continuous,
+        use_transformers_continuous_batching=settings.continuous_batching,
         learning_rate=learner.lr,
         lr_scheduler_type="constant_with_warmup",
         warmup_steps=learner.warmup_steps,
@@ -142,19 +136,19 @@ def arguments(settings: Settings, config: Config, directory: Path) -> GRPOConfig
         gradient_checkpointing=False,
         dataloader_pin_memory=False,
         save_strategy="no",
-        logging_steps=settings.num_steps,
+        logging_steps=settings.steps,
         report_to="none",
         disable_tqdm=True,
     )
 
 
 def main(directory: Path, settings: Settings) -> None:
-    torch.set_num_threads(settings.num_threads)
+    torch.set_num_threads(settings.threads)
     config = Config(seed=settings.seed)
     path = resolve_model_path(model_for_task(config.model.path, "show_your_work"))
     tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left")
     task = make_task(config.task, settings.seed)
-    num_problems = settings.num_steps * config.learner.batch_size // GROUP_SIZE
+    num_problems = settings.steps * config.learner.batch_size // GROUP_SIZE
     problems = [p for _ in range(num_problems) if (p := task.next_problem()) is not None]
     progress = Progress()
     marks = Marks(progress, settings, config.learner.batch_size, directory)

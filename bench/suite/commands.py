@@ -1,5 +1,6 @@
 """The verb `ngu bench`. Tables go to stdout, progress to stderr."""
 
+import signal
 import sys
 import time
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Annotated
 import msgspec
 from cyclopts import App, Parameter
 
+from bench.suite.base import Benchmark
 from bench.suite.registry import BENCHMARKS, make_benchmarks
 from bench.suite.results import (
     RESULTS,
@@ -44,36 +46,36 @@ def bench(
         width = max(map(len, BENCHMARKS))
         print("\n".join(f"{name:<{width}}  {entry.sentence}" for name, entry in BENCHMARKS.items()))
         return 0
+    from bench.suite.report import text_table
+
     found = []
     for name, benchmark in make_benchmarks(names, settings).items():
-        notes: list[str] = []
-
-        def say(line: str, notes: list[str] = notes) -> None:
-            notes.append(line)
-            print(line, file=sys.stderr, flush=True)
-
-        key, load, started = new_key(name), load_average(), time.monotonic()
-        rows = benchmark.run(say)
-        result = Result(
-            key,
-            name,
-            msgspec.to_builtins(benchmark),
-            rows,
-            notes,
-            time.monotonic() - started,
-            (load, load_average()),
-            commit(),
-            machine(),
-            versions(),
-        )
+        result = _run(name, benchmark)
         append(results, result)
         found.append(result)
-        from bench.suite.report import text_table
-
         print(text_table(result))
     if json is not None:
         write_json(json, found)
     return 0
+
+
+def _run(name: str, benchmark: Benchmark) -> Result:
+    notes: list[str] = []
+
+    def say(line: str) -> None:
+        notes.append(line)
+        print(line, file=sys.stderr, flush=True)
+
+    key, of_commit, load, started = new_key(name), commit(), load_average(), time.monotonic()
+    # A `kill` lets a benchmark end its processes, as Ctrl-C does.
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        rows = benchmark.run(say)
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    seconds, loads = time.monotonic() - started, (load, load_average())
+    parameters = msgspec.to_builtins(benchmark)
+    return Result(key, name, parameters, rows, notes, seconds, loads, of_commit, machine(), versions())
 
 
 @app.command

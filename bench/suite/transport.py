@@ -60,7 +60,7 @@ def _children(say: Say) -> dict[str, Measurer]:
 def _rows(tokens: int, found: dict[str, list[float]]) -> list[Row]:
     at = f"{tokens:,} tokens"
     num_bytes = len(encoded(tokens))
-    rows = [figure(f"{at}, {OURS}", "MB/s", [rate * num_bytes / 1e6 for rate in found[OURS]])]
+    rows = [figure(f"{at}, {OURS}: bytes", "MB/s", [rate * num_bytes / 1e6 for rate in found[OURS]])]
     for name, rates in found.items():
         rows.append(figure(f"{at}, {name}", "rollouts/s", rates))
         if name != OURS:

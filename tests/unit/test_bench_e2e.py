@@ -10,6 +10,7 @@ from bench.suite.base import Row
 from bench.suite.e2e import bench, ours
 from bench.suite.e2e.bench import E2EBench, cost_to
 from bench.suite.e2e.runs import Mark, Run, Trained, put_aside
+from bench.suite.e2e.trl import TrlConfig
 
 
 def step_record(step: int, wall_s: float, busy_s: float) -> dict:
@@ -30,15 +31,16 @@ def test_a_run_of_ours_is_read_from_its_metrics(tmp_path: Path):
     run.mkdir()
     records = [{"kind": "eval", "step": 0, "rollouts": 0, "tokens": 0, "core_s": {"engine": 3.0, "learner": 0.5}}]
     records += [step_record(step, 2.0 * step, 10.0 + 1.8 * step) for step in (1, 2, 3)]
+    records += [step_record(step, 2.0 * step, 15.4) for step in (4, 5)]  # nothing is launched any more
     (run / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     for name in ("2", "3", "3.partial"):
         (models / name).mkdir(parents=True)
     found = ours._read(run, models, wall_s=20.0)
-    assert found.marks[0] == Mark(0, 0.0, 0, 0, 0.0) and found.marks[-1] == Mark(3, 6.0, 1152, 27000, 6.5)
+    assert found.marks[0] == Mark(0, 0.0, 0, 0, 0.0) and found.marks[3] == Mark(3, 6.0, 1152, 27000, 6.5)
     assert sorted(found.models) == [2, 3]
-    assert found.startup_s == 14.0
+    assert found.startup_s == 10.0 and found.marks[-1].step == 5
     assert found.engine_idle == pytest.approx(0.1)  # 1.8 of every 2 seconds, whatever came before
-    assert found.learner_idle == pytest.approx(1 - 3 * 0.75 / 6)
+    assert found.learner_idle == pytest.approx(1 - 5 * 0.75 / 10)
 
 
 def test_weights_are_put_aside_whole_or_not_at_all(tmp_path: Path):
@@ -103,7 +105,7 @@ def test_runs_that_are_there_are_not_run_again(tmp_path: Path, monkeypatch: pyte
     assert [(name, seed) for name, seed, _ in trained] == [("async-0", 0), ("sync-0", 0)]
     assert trained[0][2] == ["max_rollouts=11904"] and "staleness.max_lag=0" in trained[1][2]
     assert "TRL: not installed" in said[0]
-    again = E2EBench(seeds=(0, 1), trl_steps=3, out=str(tmp_path)).run(print)
+    again = E2EBench(seeds=(0, 1), trl=TrlConfig(steps=3), out=str(tmp_path)).run(print)
     assert [(name, seed) for name, seed, _ in trained[2:]] == [("async-1", 1), ("sync-1", 1)]
     assert {row.what for row in first} == {row.what for row in again}
     E2EBench(seeds=(0,), steps=4, out=str(tmp_path)).run(print)

@@ -14,6 +14,7 @@ from bench.study.curves import crossing
 from bench.suite.base import Benchmark, Row, Say, figure, ratio
 from bench.suite.e2e import ours, trl
 from bench.suite.e2e.runs import Run, Trained
+from bench.suite.e2e.trl import TrlConfig
 from bench.suite.peers import find_python, say_missing
 from bench.suite.results import commit
 from pipeline.errors import ConfigError, NguError
@@ -33,7 +34,7 @@ class E2EBench(Benchmark, frozen=True):
     """Each seed runs every arm in turn: `async` (as `ngu train` does it), `sync` (the same at max_lag 0), `fixed`
     (`async` with eight rollouts a problem, as TRL's) and `trl`.
 
-    `steps` optimizer steps of 384 rollouts, `trl_steps` of TRL, whose sampler needs more of them. Weights are put aside
+    `steps` optimizer steps of 384 rollouts; `trl.steps` and the rest of `trl` are those of TRL. Weights are put aside
     every `every_steps` and judged by `rollouts` rollouts of each of the 72 hard problems, at the end `final_rollouts`
     of all 360. `out` keeps a line for every run; the same command at the same commit goes on with what is missing.
     """
@@ -41,8 +42,7 @@ class E2EBench(Benchmark, frozen=True):
     arms: tuple[Arm, ...] = ("async", "sync", "trl")
     seeds: tuple[int, ...] = (0, 1, 2)
     steps: PositiveInt = 31
-    trl_steps: PositiveInt = 48
-    trl_threads: PositiveInt = 2
+    trl: TrlConfig = TrlConfig()
     every_steps: PositiveInt = 2
     rollouts: PositiveInt = 4
     final_rollouts: PositiveInt = 4
@@ -73,14 +73,14 @@ class E2EBench(Benchmark, frozen=True):
 
     def _key(self, arm: Arm, seed: int) -> str:
         """Of whatever could change the result: the code too."""
-        of_arm = (self.trl_steps, self.trl_threads) if arm == "trl" else (self.steps,)
+        of_arm = self.trl if arm == "trl" else self.steps
         text = f"{commit()} {arm} {seed} {of_arm} {self.every_steps} {self.rollouts} {self.final_rollouts}"
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
     def _run(self, arm: Arm, seed: int, key: str, directory: Path, python: Path | None) -> Run:
         if arm == "trl":
             assert python is not None
-            trained = trl.train(python, directory, seed, self.trl_steps, self.trl_threads, self.every_steps)
+            trained = trl.train(python, directory, seed, self.trl, self.every_steps)
         else:
             limits = [f"max_rollouts={self.steps * ROLLOUTS_PER_STEP}"]
             trained = ours.train(directory, seed, [*limits, *SETTINGS[arm]], self.every_steps)

@@ -15,6 +15,7 @@ from pipeline.errors import NguError
 from pipeline.metrics import Record, current_records, read_records
 
 POLL_S = 0.1
+TAIL_STEPS = 2
 
 
 def train(directory: Path, seed: int, settings: Sequence[str], every_steps: int) -> Trained:
@@ -29,7 +30,8 @@ def train(directory: Path, seed: int, settings: Sequence[str], every_steps: int)
     argv += ["--seed", str(seed), "--run-dir", str(run_dir), "--no-tui"]
     started = time.monotonic()
     with log.open("wb") as file:
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
+        # A process group of its own: Ctrl-C reaches the benchmark alone, which ends the run in order.
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, process_group=0)
     try:
         while process.poll() is None:
             _collect(run_dir, models)
@@ -69,11 +71,13 @@ def _read(run_dir: Path, models: Path, wall_s: float) -> Trained:
 
 
 def _engine_idle(steps: Sequence[Record]) -> float:
-    """The share of time without a request in an engine, over engines.
+    """The share of time without a request in an engine, over engines, while rollouts are launched: the last steps train
+    what is left of them.
 
     An engine's figure is that of its last heartbeat, up to a second before the step; the slope over all steps evens
     that out.
     """
+    steps = steps[: max(2, len(steps) - TAIL_STEPS)]
     names = [name for name in steps[-1]["metrics"] if re.fullmatch(r"engine-\d+/busy_s", name)]
     wall = [r["metrics"]["wall_s"] for r in steps]
     shares = [np.polyfit(wall, [r["metrics"][name] for r in steps], 1)[0] for name in names]

@@ -6,25 +6,41 @@ import subprocess
 import time
 from pathlib import Path
 
+import msgspec
+
 from bench.suite.e2e.runs import Mark, Trained
 from bench.suite.peers import environment
 from bench.suite.results import ROOT
 from pipeline.errors import NguError
+from pipeline.sections import PositiveInt, Section
 
 
-def train(python: Path, directory: Path, seed: int, num_steps: int, num_threads: int, every_steps: int) -> Trained:
+class TrlConfig(Section, frozen=True):
+    """`steps` of 384 rollouts: more than ours, since eight rollouts a problem need more to get as far. `micro_batch`:
+    rollouts a forward pass. `generate_batch`: rollouts a call of `generate`, in whose place `continuous_batching` puts
+    that of transformers.
+    """
+
+    steps: PositiveInt = 48
+    threads: PositiveInt = 2
+    micro_batch: PositiveInt = 96
+    generate_batch: PositiveInt = 384
+    continuous_batching: bool = False
+
+
+def train(python: Path, directory: Path, seed: int, config: TrlConfig, every_steps: int) -> Trained:
     """Run to its end in `directory`, which is emptied first. Raises NguError when the run fails."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     log = directory / "log"
-    settings = {"seed": seed, "num_steps": num_steps, "num_threads": num_threads, "save_every": every_steps}
+    settings = msgspec.to_builtins(config) | {"seed": seed, "save_every": every_steps}
     argv = [str(python), "-m", "bench.peers.grpo", str(directory), json.dumps(settings)]
     started = time.monotonic()
     with log.open("wb") as file:
         done = subprocess.run(
             argv,
             cwd=ROOT,
-            env=environment(num_threads),
+            env=environment(config.threads),
             stdin=subprocess.DEVNULL,
             stdout=file,
             stderr=file,
