@@ -173,17 +173,25 @@ class Rollout(msgspec.Struct, frozen=True, array_like=True, gc=False):
         n = len(self.completion_ids) // 4
         if len(self.completion_ids) % 4 or len(self.prompt_ids) % 4 or len(self.engine_logprobs) != 4 * n:
             raise WireError(f"attempt {self.attempt_id}: tokens and logprobs have different lengths")
-        starts = [s.start for s in self.version_spans]
-        if starts[:1] != ([0] if n else []) or not _ascend(starts):
-            raise WireError(f"attempt {self.attempt_id}: version spans do not cover the completion in order")
-        if starts and starts[-1] >= n:
-            raise WireError(f"attempt {self.attempt_id}: a version span starts after the last token")
-        edges = [edge for span in self.forced_spans for edge in (span.start, span.end)]
-        if edges and not (edges[0] >= 0 and _ascend(edges) and edges[-1] <= n):
-            raise WireError(f"attempt {self.attempt_id}: forced spans are not in order within the completion")
+        if not (n and len(self.version_spans) == 1 and self.version_spans[0].start == 0):  # most are of one version
+            self._check_versions(n)
+        if self.forced_spans:
+            self._check_forced(n)
         # The tolerance admits fp32 rounding of log-softmax at probability 1. No comparison with NaN is true.
         if n and not (-math.inf < _lowest(logprobs := self.logprob_array()) and _highest(logprobs) <= 1e-4):
             raise WireError(f"attempt {self.attempt_id}: an engine logprob is not finite or is above 0")
+
+    def _check_versions(self, num_tokens: int) -> None:
+        starts = [s.start for s in self.version_spans]
+        if starts[:1] != ([0] if num_tokens else []) or not _ascend(starts):
+            raise WireError(f"attempt {self.attempt_id}: version spans do not cover the completion in order")
+        if starts and starts[-1] >= num_tokens:
+            raise WireError(f"attempt {self.attempt_id}: a version span starts after the last token")
+
+    def _check_forced(self, num_tokens: int) -> None:
+        edges = [edge for span in self.forced_spans for edge in (span.start, span.end)]
+        if edges[0] < 0 or not _ascend(edges) or edges[-1] > num_tokens:
+            raise WireError(f"attempt {self.attempt_id}: forced spans are not in order within the completion")
 
 
 _lowest, _highest = np.minimum.reduce, np.maximum.reduce
@@ -191,7 +199,7 @@ _lowest, _highest = np.minimum.reduce, np.maximum.reduce
 
 def _ascend(numbers: list[int]) -> bool:
     """Whether each is larger than the one before."""
-    return len(numbers) < 2 or all(a < b for a, b in itertools.pairwise(numbers))
+    return all(a < b for a, b in itertools.pairwise(numbers))
 
 
 class Verdict(msgspec.Struct, frozen=True, array_like=True, gc=False):

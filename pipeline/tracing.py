@@ -8,7 +8,7 @@ Perfetto draws complete events ("X") of one thread only if they nest, so what ma
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from os import getpid
 from pathlib import Path
@@ -48,7 +48,7 @@ class Tracer:
         duration = (end_ns - start_ns) / 1000
         self._write({"name": name, "ph": "X", "tid": track[0], "ts": start_ns / 1000, "dur": duration, "args": args})
 
-    def counter(self, name: str, values: dict[str, float]) -> None:
+    def counter(self, name: str, values: Mapping[str, float]) -> None:
         now = time.monotonic_ns()
         if now >= self._counted_ns.get(name, 0) + COUNTER_NS:
             self._counted_ns[name] = now
@@ -121,7 +121,7 @@ def since(name: str, start_s: float, track: tuple[int, str], **args: Any) -> Non
         _tracer.complete(name, round(start_s * 1e9), time.monotonic_ns(), args, track)
 
 
-def counter(name: str, values: dict[str, float]) -> None:
+def counter(name: str, values: Mapping[str, float]) -> None:
     """Values that hold until the next ones, each drawn as a line."""
     if _tracer is not None:
         _tracer.counter(name, values)

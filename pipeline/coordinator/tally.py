@@ -125,7 +125,7 @@ class Tally:
         self.counters[f"{how}/rollouts"] += len(rollouts)
         self.counters[f"{how}/level/{level}"] += len(rollouts)
         for rollout in rollouts:
-            shortest = 1 << max(rollout.num_tokens.bit_length() - 1, 0)  # of the rollouts counted with it
+            shortest = 1 << (rollout.num_tokens | 1).bit_length() - 1  # of the rollouts counted with it
             self.counters[f"{how}/tokens/{shortest}"] += 1
 
     def evaluated(self, record: dict[str, Any]) -> None:

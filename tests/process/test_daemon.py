@@ -107,5 +107,5 @@ def test_chaos(tmp_path):
     deck = [Blow(role, signal.SIGKILL) for role in ("verifier", "learner", "daemon")]
     deck += [Blow("engine", signal.SIGSTOP), Blow("coordinator", signal.SIGKILL, at_checkpoint=True)]
     outcomes, usage = play(tmp_path / "run", "fake", 1, deck)
-    assert [outcome.found for outcome in outcomes] == [Findings(0, 0, [])] * len(deck)
+    assert [outcome.found for outcome in outcomes] == [Findings(0, 0, [])] * (len(deck) + 1)
     assert usage.faults() == []

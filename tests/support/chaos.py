@@ -20,7 +20,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from chaos_audit import Audit, Findings, Usage, descendants
@@ -75,13 +75,13 @@ DECK = (
 
 
 class Outcome(NamedTuple):
-    """Of one blow; times in seconds, NaN where there is none.
+    """Of one blow, or of the end of a run; times in seconds, NaN where there is none.
 
     `gone_s`: until the stopped process, or with a killed daemon every process of the run, was gone. `recovery_s`: until
     all roles were there again and one more step was trained (`status.json` shows it up to half a second late).
     """
 
-    blow: Blow
+    blow: Blow | Literal["the end"]
     gone_s: float = math.nan
     recovery_s: float = math.nan
     found: Findings = Findings(0, 0, [])
@@ -172,33 +172,33 @@ def ngu(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-m", "pipeline.cli", *args], capture_output=True, text=True, check=False)
 
 
-def strike(victim: Victim, blow: Blow, rng: random.Random) -> float:
-    """Returns `Outcome.gone_s`; a daemon that was killed is started again, one that was stopped goes on."""
+def strike(victim: Victim, blow: Blow, rng: random.Random) -> tuple[float, float]:
+    """When it fell, and `Outcome.gone_s`; a daemon that was killed is started again, one that was stopped goes on."""
     if blow.at_checkpoint:
         victim.wait_for(lambda: list((victim.dir / "checkpoints").glob(".step_*.partial")), "a checkpoint", 0.001)
     pid = victim.wait_for(lambda: victim.roles().get(blow.role), blow.role)
     watched = [pid, *descendants(pid)] if blow.role == "daemon" else [pid]
     with ended(watched) as wait:
+        struck = time.monotonic()
         os.kill(pid, blow.signum)
         if (blow.role, blow.signum) == ("daemon", signal.SIGSTOP):
             time.sleep(rng.uniform(0.0, 2.0))
             os.kill(pid, signal.SIGCONT)
-            return math.nan
-        gone_s = wait()
+            return struck, math.nan
+        gone_s = wait() - struck
     if blow.role == "daemon":
         victim.wait_for(lambda: not rundir.is_running(victim.dir), "the end of its daemon")
         victim.resume()
-    return gone_s if blow.role == "daemon" or blow.signum == signal.SIGSTOP else math.nan
+    return struck, gone_s if blow.role == "daemon" or blow.signum == signal.SIGSTOP else math.nan
 
 
 @contextlib.contextmanager
 def ended(pids: list[int]) -> Iterator[Callable[[], float]]:
-    """Gives a function that waits until all these processes are gone, and returns the seconds since it was made."""
+    """Gives a function that waits until all these processes are gone, and returns when that was."""
     fds = []
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             fds.append(os.pidfd_open(pid))
-    started = time.monotonic()
 
     def wait() -> float:
         for fd in fds:
@@ -206,7 +206,7 @@ def ended(pids: list[int]) -> Iterator[Callable[[], float]]:
             poller.register(fd, select.POLLIN)
             if not poller.poll(1000 * PATIENCE_S):
                 raise Broken("a process that does not end")
-        return time.monotonic() - started
+        return time.monotonic()
 
     try:
         yield wait
@@ -215,8 +215,13 @@ def ended(pids: list[int]) -> Iterator[Callable[[], float]]:
             os.close(fd)
 
 
-def play(run_dir: Path, engine: str, seed: int, deck: Sequence[Blow] = DECK) -> tuple[list[Outcome], Usage]:
-    """One run under all blows of `deck`. Raises Broken when it does not come back, or does not end by itself."""
+def play(
+    run_dir: Path, engine: str, seed: int, deck: Sequence[Blow] = DECK, say: Callable[[str], None] = lambda line: None
+) -> tuple[list[Outcome], Usage]:
+    """One run under all blows of `deck`; `say` gets a line for each.
+
+    Raises Broken when the run does not come back, or does not end by itself.
+    """
     rng = random.Random(seed)
     victim = Victim(run_dir, engine, seed)
     audit, usage, outcomes = Audit(run_dir), Usage(), []
@@ -224,22 +229,22 @@ def play(run_dir: Path, engine: str, seed: int, deck: Sequence[Blow] = DECK) -> 
         roles: dict[str, int] | None = victim.await_recovery()  # None while the run is coming back
         usage.note(roles)
         for blow in rng.sample(deck, len(deck)):
-            before, started = roles, time.monotonic()
-            gone_s, recovery_s, spread = strike(victim, blow, rng), math.nan, []
+            before = roles
+            (struck, gone_s), recovery_s, spread = strike(victim, blow, rng), math.nan, []
             if rng.random() < HASTE:
                 roles = None
                 time.sleep(rng.uniform(0.0, MAX_HASTE_S))
             else:
                 roles = victim.await_recovery()
-                recovery_s = time.monotonic() - started
+                recovery_s = time.monotonic() - struck
                 usage.note(roles)
                 spread = blow.spread(before, roles) if before is not None else []
                 time.sleep(rng.uniform(0.0, MAX_PAUSE_S))
-            found = audit.look()
-            outcomes.append(Outcome(blow, gone_s, recovery_s, found._replace(faults=found.faults + spread)))
+            outcomes.append(Outcome(blow, gone_s, recovery_s, audit.look().plus(spread)))
+            say(f"{blow}: back after {recovery_s:.1f} s, {outcomes[-1].found}")
         victim.await_recovery()
         victim.end()
-        outcomes[-1] = outcomes[-1]._replace(found=audit.close())
+        outcomes.append(Outcome("the end", found=audit.close()))
     except Broken as e:
         raise Broken(f"{run_dir}: {e}, after {', '.join(str(o.blow) for o in outcomes) or 'the start'}") from None
     finally:
@@ -267,7 +272,7 @@ def table(outcomes: list[Outcome]) -> str:
         by_blow[str(outcome.blow)].append(outcome)
     head = "| blow | number | back after s, p50 | p99 | gone after ms, p50 | p99 | lost | doubled | other faults |"
     lines = [head, "|---" * head.count(" | ") + "|---|", *(row(name, of) for name, of in by_blow.items())]
-    return "\n".join([*lines, row("all", outcomes)])
+    return "\n".join(lines)
 
 
 def main() -> int:
@@ -282,14 +287,15 @@ def main() -> int:
         directory = Path(tempfile.mkdtemp(prefix="ngu-chaos-"))
         engine = "fake" if seed % 2 else "embedded"
         try:
-            outcomes, usage = play(directory / "run", engine, seed)
+            outcomes, usage = play(directory / "run", engine, seed, say=lambda line: print(f"  {line}", flush=True))
         except Broken as e:
             reasons.append(f"seed {seed}: {e}")
             print(reasons[-1], flush=True)
             continue
         every += outcomes
         new = [*(fault for o in outcomes for fault in o.found.faults), *usage.faults()]
-        print(f"seed {seed} ({engine}): {len(every)} blows, {time.monotonic() - started:.0f} s; {usage}", flush=True)
+        num = sum(isinstance(o.blow, Blow) for o in every)
+        print(f"seed {seed} ({engine}): {num} blows, {time.monotonic() - started:.0f} s; {usage}", flush=True)
         if new:
             reasons += [f"seed {seed}, {directory}: {fault}" for fault in new]
         else:

@@ -29,6 +29,12 @@ class Findings(NamedTuple):
     doubled: int
     faults: list[str]
 
+    def plus(self, faults: list[str]) -> "Findings":
+        return self._replace(faults=self.faults + faults)
+
+    def __str__(self) -> str:
+        return f"{self.lost} lost, {self.doubled} doubled{''.join(f', {fault}' for fault in self.faults)}"
+
 
 class Audit:
     """Looks at a run again and again; `lineage` holds the attempts of every step that it ever took."""
