@@ -1,0 +1,1 @@
+"""The system's own coordinator with simulated devices on a virtual clock."""

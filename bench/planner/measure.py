@@ -1,0 +1,134 @@
+"""A short measurement of this machine: a decode step by rows, a training step by tokens, an update.
+
+Engine and learner are measured in two processes at the same time, because that is how a run has them: cores share
+caches and memory. Processor time counts on a CPU, so that others on the machine take none of it; the clock on a GPU.
+"""
+
+import multiprocessing
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from bench.planner.hardware import Rates
+from pipeline.config import Config
+from pipeline.errors import ConfigError
+from pipeline.messages import Rollout, SamplingParams, VerifyJob, Work
+from pipeline.tasks.registry import make_task
+from samplers.base import Problem
+
+ROWS_SHARES = (1.0, 0.25)  # of the slots: two points for a line
+GROUPS_SHARES = (1.0, 0.25)  # of a batch
+
+
+def measure_rates(config: Config, seconds: float) -> Rates:
+    """Raises ConfigError for engines that are not in this process, which have to be measured where they serve."""
+    if config.engines.kind not in ("auto", "embedded", "transformers"):
+        raise ConfigError(f"engines.kind = {config.engines.kind}: only engines of this process can be measured")
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(2, mp_context=spawn) as pool:
+        engine, learner = (pool.submit(of, config, seconds) for of in (_engine_rates, _learner_rates))
+        (step_s, row_s, host_s), (train_step_s, token_s, publish_s, load_s) = engine.result(), learner.result()
+    import torch
+
+    on_gpu = torch.cuda.is_available()
+    where = torch.cuda.get_device_name() if on_gpu else "CPU, processor time"
+    rates = (step_s, row_s, train_step_s, token_s, publish_s, load_s)
+    return Rates(*rates, f"measured on this machine: {where}", host_s, shares_cores=not on_gpu)
+
+
+def _clock() -> Callable[[], float]:
+    import torch
+
+    return time.perf_counter if torch.cuda.is_available() else time.process_time
+
+
+def line(x: list[float], y: list[float]) -> tuple[float, float]:
+    """Intercept and slope through two points, neither below 0."""
+    slope = max((y[0] - y[1]) / (x[0] - x[1]), 0.0)
+    return max(y[0] - slope * x[0], 0.0), slope
+
+
+def _engine_rates(config: Config, seconds: float) -> tuple[float, float, float]:
+    """Seconds of a decode step with no rows, of a row, and of judging a rollout."""
+    from learner.evaluation.generate import ready_engine
+
+    engine, task, clock = ready_engine(config, config.model.path, "plan"), make_task(config.task, config.seed), _clock()
+    sampling = SamplingParams(config.sampling.temperature, config.sampling.max_new_tokens)
+    next_id, found = 0, []
+    answers: list[tuple[Problem, Rollout]] = []
+    problems: dict[int, Problem] = {}
+    for share in ROWS_SHARES:
+        rows = max(1, round(share * config.engines.slots))
+        begun, steps, row_steps = clock(), 0, 0
+        ends = time.monotonic() + seconds / len(ROWS_SHARES)
+        while time.monotonic() < ends:
+            while engine.num_in_flight < rows:
+                problems[next_id] = task.next_problem()
+                engine.submit([Work(next_id, next_id, 0, problems[next_id], sampling)])
+                next_id += 1
+            row_steps, steps = row_steps + engine.num_in_flight, steps + 1
+            ended = [r for r in engine.step() if isinstance(r, Rollout)]
+            answers += [(problems.pop(r.attempt_id), r) for r in ended]
+        found.append((row_steps / steps, (clock() - begun) / steps))
+        engine.cancel(list(problems))
+        problems.clear()
+    engine.close()
+    rows_of, seconds_of = zip(*found, strict=True)
+    return *line(list(rows_of), list(seconds_of)), _judging_s(config, answers)
+
+
+def _judging_s(config: Config, answers: list[tuple[Problem, Rollout]]) -> float:
+    """Processor seconds of the verifier's fast path for an answer."""
+    from pipeline.verifiers.triage import triage
+
+    begun = time.process_time()
+    for problem, rollout in answers:
+        job = VerifyJob(rollout.attempt_id, problem, rollout.text, rollout.finish_reason == "length")
+        triage(job.problem, job.text, job.truncated, config.verifier.extract)
+    return (time.process_time() - begun) / max(len(answers), 1)
+
+
+def _learner_rates(config: Config, seconds: float) -> tuple[float, float, float, float]:
+    """Seconds of an optimizer step without tokens, of a token of a completion, of publishing and of loading."""
+    import torch
+
+    from bench.suite.learner import builtin_groups
+    from learner.learner import Learner
+    from learner.model import export_model_dir, load_model
+    from pipeline.model_path import model_for_task
+    from pipeline.weights import WeightPublisher, read_weights
+
+    torch.set_num_threads(1)
+    clock = _clock()
+    model, tokenizer = load_model(model_for_task(config.model.path, str(config.task.__struct_config__.tag)))
+    learner = Learner(model, config.learner, config.sampling.temperature)
+    groups = builtin_groups(max(4, config.learner.batch_size // 8))
+    points, publishing, loading = [], [], []
+    with tempfile.TemporaryDirectory(prefix="ngu-plan-") as scratch:
+        export_model_dir(model, tokenizer, Path(scratch) / "model")
+        publisher = WeightPublisher(Path(scratch) / "weights")
+        for share in GROUPS_SHARES:
+            part = groups[: max(1, round(share * len(groups)))]
+            tokens = sum(r.num_sampled for group in part for r in group.rollouts)
+            times, ends = [], time.monotonic() + seconds / len(GROUPS_SHARES)
+            while time.monotonic() < ends or len(times) < 2:
+                begun = clock()
+                learner.step(part)
+                trained = clock()
+                ids, logprobs = learner.canary()
+                weights, version = learner.state_dict(), learner.policy_version
+                notice = publisher.publish(weights, version, Path(scratch) / "model", ids.numpy(), logprobs.numpy())
+                published = clock()
+                read_weights(notice)
+                times.append(trained - begun)
+                publishing.append(published - trained)
+                loading.append(clock() - published)
+            points.append((tokens, median(times)))
+        publisher.close()
+    tokens_of, seconds_of = zip(*points, strict=True)
+    return *line(list(tokens_of), list(seconds_of)), float(np.median(publishing)), float(np.median(loading))

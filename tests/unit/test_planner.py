@@ -1,0 +1,231 @@
+"""The planner: model sizes, lengths, work and depth, Brent's bound, splits that fit, and the simulated coordinator."""
+
+import json
+import math
+import sqlite3
+
+import msgspec
+import numpy as np
+import pytest
+
+from bench.overlap.devices import UNIT
+from bench.overlap.scenarios import QWEN_7B, job_for, rates_for
+from bench.overlap.world import World, config_of, simulate
+from bench.planner.hardware import Gpus, Rates, parse_gpus
+from bench.planner.lengths import Lengths, guessed, read_lengths
+from bench.planner.placements import PLACEMENTS, Split, batch_drain_s, drain_s, period_of, train_s
+from bench.planner.plan import Machine, make_plan
+from bench.planner.shape import ModelSize, read_model, size_of
+from bench.planner.work import Job, depth_s, rounds_of, trained_share, work_of
+from pipeline.cli import main
+from pipeline.errors import ConfigError
+from pipeline.metrics import JsonlSink
+from pipeline.rundir import write_config
+
+QWEN = {
+    "hidden_size": 3584,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "intermediate_size": 18944,
+    "vocab_size": 152064,
+    "tie_word_embeddings": False,
+}
+QWEN_30B_A3B = QWEN | {
+    "hidden_size": 2048,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "head_dim": 128,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "vocab_size": 151936,
+}
+RATES = Rates(0.01, 1e-4, 0.5, 2e-4, 0.1, 0.2, "by hand")
+
+
+def job(**changes) -> Job:
+    fields = {"batch": 64, "group": 4, "algorithm": "grpo", "prompt_tokens": 100.0}
+    return Job(**{"model": QWEN_7B, "lengths": guessed("300,2000"), **fields, **changes})
+
+
+def test_sizes_are_those_that_the_models_are_published_with():
+    size = size_of("qwen", QWEN)
+    assert size.params == pytest.approx(7.62e9, rel=0.01)
+    assert size.kv_bytes(2) == 2 * 2 * 28 * 4 * 128
+    experts = size_of("qwen", QWEN_30B_A3B)
+    assert experts.params == pytest.approx(30.5e9, rel=0.01)
+    assert experts.active == pytest.approx(3.3e9 - 151936 * 2048, rel=0.05)  # published with the input embedding
+    assert read_model("builtin").params == pytest.approx(447_104, rel=0.01)  # norms and biases are left out
+
+
+def test_lengths_from_a_guess_a_file_and_a_run(tmp_path):
+    made = guessed("1357,8192")
+    assert made.mean == pytest.approx(1357, rel=0.01)
+    assert made.largest == 8192 and not made.is_measured
+    (tmp_path / "lengths.txt").write_text("3\n1\n2\n")
+    own = read_lengths(str(tmp_path / "lengths.txt"))
+    assert own.is_measured and own.tokens.tolist() == [1, 2, 3]
+    assert own.expected_max(1) == pytest.approx(2) and own.expected_max(2) == pytest.approx(1 / 9 + 2 / 3 + 15 / 9)
+    with sqlite3.connect(tmp_path / "ledger.sqlite") as db:
+        db.execute("CREATE TABLE attempts (num_tokens INTEGER)")
+        db.executemany("INSERT INTO attempts VALUES (?)", [(5,), (7,), (None,)])
+    db.close()
+    assert read_lengths(str(tmp_path)).mean == 6
+
+
+def test_work_is_2p_a_token_forward_and_6p_trained():
+    plain = ModelSize("m", 1e9, 1e9, 1, 1, 1)  # attention next to nothing
+    same = Lengths(np.full(4, 100.0), is_measured=True)
+    grpo = work_of(Job(plain, same, "grpo", 50.0, batch=8, group=4))
+    assert grpo.generation == pytest.approx(2e9 * (2 * 50 + 8 * 100), rel=1e-3), "a prompt is read once a group"
+    assert grpo.training == pytest.approx(6e9 * 8 * 150, rel=1e-3)
+    assert grpo.scoring == 0
+    ppo = work_of(Job(plain, same, "ppo", 50.0, batch=8, group=4, epochs=2))
+    assert ppo.scoring == pytest.approx(4 * 2e9 * 8 * 150, rel=1e-3)
+    assert ppo.training == pytest.approx(2 * 2 * grpo.training, rel=1e-3), "policy and critic, twice"
+    attention = work_of(Job(ModelSize("m", 1.0, 1e-9, 2, 10, 1), same, "grpo", 0.0, batch=1, group=1))
+    assert attention.generation == pytest.approx(4 * 2 * 10 * 100**2 / 2, rel=1e-3)
+
+
+def test_never_give_up_draws_and_trains_as_the_closed_forms_say():
+    rng = np.random.default_rng(0)
+    p, k, p_ngu, rounds, trained, n = 0.1, 4, 0.8, 0, 0, 20_000
+    for _ in range(n):
+        num = 0
+        while True:
+            num, right = num + 1, int((rng.random(k) < p).sum())
+            if right or rng.random() >= p_ngu:
+                break
+        rounds += num
+        trained += num if right and not (num == 1 and right == k) else 0
+    assert rounds_of(p, k, p_ngu) == pytest.approx(rounds / n, rel=0.03)
+    assert trained_share(p, k, "ngu", p_ngu) == pytest.approx(trained / rounds, rel=0.05)
+    assert trained_share(0.5, 2, "grpo", 0.0) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("slots", [1, 3, 16])
+def test_brents_bound_holds_for_the_schedule_of_an_engine(slots):
+    """T_p <= W/p + D, and T_p >= max(W/p, D), with rows as processors and tokens as unit work."""
+    for seed in range(20):
+        lengths = np.random.default_rng(seed).integers(1, 200, 40).astype(float)
+        unit = Rates(1.0, 0.0, 0, 0, 0, 0, "a token a second")
+        took = drain_s(lengths, slots, unit)
+        work, depth = lengths.sum(), lengths.max()
+        assert max(work / slots, depth) <= took + 1e-9 <= work / slots + depth + 1e-6
+    assert drain_s(lengths, 64, RATES) < lengths.max() * RATES.decode_s(40), "rows that are gone make a step faster"
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_no_placement_is_faster_than_its_work_and_none_but_in_flight_than_its_depth(placement):
+    split = Split(engines=2, tp=1, slots=32, learners=2, max_lag=3)
+    found = period_of(placement, job(), split, RATES)
+    least_s = job().step_tokens / 64 * RATES.decode_s(32)
+    assert found.period_s >= max(least_s, train_s(job(), 2, RATES)) * (0.49 if placement == "fused" else 0.99)
+    if placement != "in_flight":
+        assert found.period_s >= 0.9 * batch_drain_s(job(), 2, 32, RATES)[0]
+    assert 0 <= found.engine_idle < 1 and 0 <= found.learner_idle < 1
+
+
+def test_a_plan_fits_the_memory_and_in_flight_wins(tmp_path):
+    plan = make_plan(job(batch=512, group=8), Machine(Gpus("H100", 16), None), max_lag=8)
+    assert plan.best.placement == "in_flight"
+    assert plan.memory.engine <= plan.memory.available and plan.memory.learner <= plan.memory.available
+    assert plan.best.lag.launch <= 8.5
+    periods = {p.placement: p.period_s for p in plan.periods}
+    assert periods["in_flight"] < periods["one_step_off"] <= periods["synchronous"]
+    assert periods["fused"] <= periods["colocated"]
+    assert plan.depth_s == depth_s(job(batch=512, group=8), plan.rates)
+    assert any("not measured" in line for line in plan.says)
+    big = ModelSize("big", 400e9, 400e9, 100, 16384, 1024)
+    with pytest.raises(ConfigError, match="need"):
+        make_plan(job(model=big), Machine(Gpus("H100", 8), None), 4)
+    many = make_plan(job(model=ModelSize("70b", 70e9, 70e9, 80, 8192, 1024)), Machine(Gpus("H100", 64), None), 4)
+    assert many.best.split.tp == 4
+
+
+@pytest.mark.parametrize(
+    ("placement", "slots", "learners", "max_lag"),
+    [
+        ("synchronous", 16, 5, 0),
+        ("one_step_off", 32, 5, 1),
+        ("in_flight", 16, 1, 3),  # admission never holds; engines set the pace
+        ("in_flight", 64, 5, 8),  # admission holds
+        ("in_flight", 64, 5, 3),
+    ],
+)
+def test_period_and_lag_are_those_of_the_simulated_coordinator(placement, slots, learners, max_lag):
+    made = job(batch=96, group=4, lengths=guessed("600,3000"))
+    split, rates = Split(3, 1, slots, learners, max_lag), rates_for(made)
+    plan, found = period_of(placement, made, split, rates), simulate(placement, made, split, rates, steps=40)
+    assert found.period_s == pytest.approx(plan.period_s, rel=0.1)
+    assert found.lag.token == pytest.approx(plan.lag.token, rel=0.1, abs=0.1)
+    assert found.lag.launch == pytest.approx(plan.lag.launch, rel=0.1, abs=0.1)
+    assert found.learner_idle == pytest.approx(plan.learner_idle, abs=0.1)
+
+
+def test_a_run_is_compared_with_its_own_plan(tmp_path, capsys):
+    made = job(batch=48, group=4, lengths=guessed("600,3000"))
+    split, rates = Split(2, 1, 16, 4, 3), rates_for(made)
+    config = config_of("in_flight", made, split, 40, seed=0)
+    write_config(tmp_path, config)
+    sink = JsonlSink(tmp_path / "metrics.jsonl")
+    World(tmp_path, config, made, split, rates, barrier=False, sink=sink).run()
+    sink.close()
+    # A token of the simulation stands for many.
+    per_token = ("decode_step_s", "decode_row_s", "train_token_s")
+    scaled = {name: UNIT * getattr(rates, name) for name in per_token} | {
+        "train_token_s": UNIT * rates.train_token_s / 4
+    }
+    (tmp_path / "rates.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(rates, **scaled)))
+    assert (
+        main(["plan", "check", str(tmp_path), "--measured", str(tmp_path / "rates.json"), "--skip", "12", "--json"])
+        == 0
+    )
+    [found] = json.loads(capsys.readouterr().out)
+    ratios = {f["name"]: f["measured"] / f["planned"] for f in found["figures"]}
+    assert set(ratios) == {"period_s", "token lag", "launch lag", "largest lag"}
+    assert all(ratios[name] == pytest.approx(1, abs=0.1) for name in ("period_s", "token lag", "launch lag")), ratios
+    assert main(["plan", "check", str(tmp_path), "--measured", str(tmp_path / "rates.json"), "--skip", "38"]) == 2
+    assert "at least 4" in capsys.readouterr().err
+
+
+def test_the_command_says_it_in_words_and_as_json(capsys):
+    arguments = ["plan", "system", "--model", "7.6e9,28,3584", "--gpus", "H100x16", "--lengths", "1357,8192"]
+    assert main([*arguments, "--algorithm", "grpo"]) == 0
+    text = capsys.readouterr().out
+    assert "* in flight" in text and "engines.count=" in text
+    assert main([*arguments, "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["work"]["generation"] > 0 and len(plan["periods"]) == 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"--gpus": "H100"}, "KINDxN"),
+        ({"--gpus": "H900x4"}, "kinds: A100"),
+        ({"--gpus": "CPUx2"}, "no data sheet"),
+        ({"--lengths": "8192,1357"}, "at most the limit"),
+        ({"--lengths": "nowhere.txt"}, "MEAN,MAX"),
+        ({"--model": "7e9,x,1"}, "parameters,layers,width"),
+        ({"--model": "400e9,100,16384"}, "take more of them"),
+        ({"--batch": "4"}, "--batch at least --group"),
+        ({"--measured": "nowhere.json"}, "ngu plan measure"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_line_and_status_2(capsys, changes, says):
+    given = {"--model": "7.6e9,28,3584", "--gpus": "H100x8", "--lengths": "1357,8192"} | changes
+    assert main(["plan", "system", *(part for pair in given.items() for part in pair)]) == 2
+    error = capsys.readouterr().err
+    assert says in error and len(error.splitlines()) == 1
+
+
+def test_the_benchmark_has_a_job_for_every_size():
+    for gpus in (8, 64, 128):
+        made = job_for(gpus)
+        assert made.batch % made.group == 0
+        assert rates_for(made).decode_s(64) == pytest.approx(0.011, rel=0.3)
+    assert parse_gpus("h100x16") == Gpus("H100", 16)
+    assert math.isclose(rates_for(job_for(8)).load_s, 15.24e9 / 35e9, rel_tol=0.01)
