@@ -35,6 +35,13 @@ NumRollouts = Annotated[
 ]
 Task = Annotated[str | None, Parameter(help="Short for task.kind=NAME.")]
 Seed = Annotated[int, Parameter(help="Of the engine's random numbers and the bootstrap.")]
+Strategy = Annotated[
+    str | None,
+    Parameter(
+        name="--strategy",
+        help="file.py:function of (problem, text) that names the strategy of a rollout. Default: the task's own rule.",
+    ),
+]
 Json = Annotated[
     bool, Parameter(name="--json", negative="", show_default=False, help="Print the report as one JSON object.")
 ]
@@ -47,6 +54,7 @@ def evaluate(
     k: K = "64",
     rollouts: NumRollouts = None,
     task: Task = None,
+    strategy: Strategy = None,
     seed: Seed = 0,
     out: Path | None = None,
     as_json: Json = False,
@@ -69,7 +77,7 @@ def evaluate(
     source = find_model(model)
     config = eval_config([source], settings, task)
     problems_of = make_task(config.task, config.seed)
-    outcomes = roll_out(source, config, problems_of.eval_problems(), num_rollouts, f"eval/{seed}")
+    outcomes = roll_out(source, config, problems_of.eval_problems(), num_rollouts, f"eval/{seed}", strategy)
 
     from learner.evaluation.outcomes import write_outcomes
     from learner.evaluation.report import evaluate_outcomes, text
@@ -91,11 +99,17 @@ def enough_rollouts(rollouts: int | None, ks: Sequence[int]) -> int:
 
 
 def roll_out(
-    source: "ModelSource", config: "Config", problems: "Sequence[Problem]", num_rollouts: int, name: str
+    source: "ModelSource",
+    config: "Config",
+    problems: "Sequence[Problem]",
+    num_rollouts: int,
+    name: str,
+    strategy: str | None = None,
 ) -> "list[RolloutOutcome]":
     """Judged rollouts of every problem under a progress bar; raises ConfigError when there are no problems.
 
-    `name` sets the engine's random numbers, together with the seed of `config`.
+    `name` sets the engine's random numbers, together with the seed of `config`; `strategy` names the user's function
+    that labels rollouts (`find_label`).
     """
     if not problems:
         raise ConfigError("the task holds out no problems; raise task.eval_size or task.eval_per_level")
@@ -103,8 +117,10 @@ def roll_out(
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from learner.evaluation.generate import Collector, ready_engine
+    from learner.evaluation.strategies import find_label
     from pipeline.verifiers.pool import VerifierPool
 
+    label = find_label(strategy)
     console = Console(stderr=True)
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
     total = len(problems) * num_rollouts
@@ -116,5 +132,5 @@ def roll_out(
         if not console.is_terminal:
             print(f"{source.name}: {total} rollouts", file=sys.stderr, flush=True)
         progress = bar.add_task(source.name, total=total)
-        collector = Collector(engine, pool, problems, num_rollouts, config.sampling)
+        collector = Collector(engine, pool, problems, num_rollouts, config.sampling, label)
         return collector.run(lambda number: bar.advance(progress, number))

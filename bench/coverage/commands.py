@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from cyclopts import Parameter
 
-from learner.evaluate import Json, K, NumRollouts, Seed, Settings, Task, enough_rollouts, roll_out
+from learner.evaluate import Json, K, NumRollouts, Seed, Settings, Strategy, Task, enough_rollouts, roll_out
 from pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ def coverage(
     k: K = "1..256",
     rollouts: NumRollouts = None,
     task: Task = None,
+    strategy: Strategy = None,
     seed: Seed = 0,
     out: Path = Path("coverage"),
     as_json: Json = False,
@@ -51,7 +52,7 @@ def coverage(
         out.mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise ConfigError(f"{out}: cannot be created: {e.strerror}; choose another --out") from None
-    before, after = _both(base, tuned, settings, task, num_rollouts, seed, out)
+    before, after = _both(base, tuned, settings, task, strategy, num_rollouts, seed, out)
 
     from bench.coverage.compare import compare, pair_up
     from bench.coverage.figure import HEADER, draw
@@ -75,7 +76,14 @@ def coverage(
 
 
 def _both(
-    base: str, tuned: str, settings: tuple[str, ...], task: str | None, num_rollouts: int, seed: int, out: Path
+    base: str,
+    tuned: str,
+    settings: tuple[str, ...],
+    task: str | None,
+    strategy: str | None,
+    num_rollouts: int,
+    seed: int,
+    out: Path,
 ) -> "tuple[list[RolloutOutcome], list[RolloutOutcome]]":
     """The outcomes of both sides; what is generated here is also written to `out`, so that it need not be again."""
     from learner.evaluation.outcomes import read_outcomes, write_outcomes
@@ -89,6 +97,6 @@ def _both(
         config = eval_config(list(models.values()), settings, task)
         problems = make_task(config.task, config.seed).eval_problems()
         for side in sorted(models):  # each with random numbers of its own: equal models differ by chance alone
-            found[side] = roll_out(models[side], config, problems, num_rollouts, f"{side}/{seed}")
+            found[side] = roll_out(models[side], config, problems, num_rollouts, f"{side}/{seed}", strategy)
             write_outcomes(out / f"{side}{OUTCOMES}", found[side])
     return found["base"], found["tuned"]

@@ -16,8 +16,7 @@ from bench.scaling.reshaping import (
     strategies,
 )
 from learner.evaluation.estimates import NUM_DRAWS
-from learner.evaluation.outcomes import ProblemOutcomes, RolloutOutcome, by_problem, counts
-from pipeline.at_k import Ints
+from learner.evaluation.outcomes import ProblemOutcomes, RolloutOutcome, by_problem, counts, tables
 from pipeline.errors import ConfigError
 
 
@@ -112,20 +111,8 @@ def _strategies(pair: Pair, rng: np.random.Generator) -> Strategies | None:
     names = sorted({r.strategy for r in rollouts})
     if names == [""]:
         return None
-    before, after = (_tables(problems, names) for problems in (pair.base, pair.tuned))
+    before, after = (tables(problems, names) for problems in (pair.base, pair.tuned))
     return strategies(names, *before, *after, NUM_DRAWS, rng)
-
-
-def _tables(problems: Sequence[ProblemOutcomes], names: Sequence[str]) -> tuple[Ints, Ints]:
-    """How often each strategy was used on each problem, and how often it was right then, [P, Z] both."""
-    used = np.zeros((len(problems), len(names)), np.int64)
-    right = np.zeros_like(used)
-    column = {name: j for j, name in enumerate(names)}
-    for i, problem in enumerate(problems):
-        for rollout in problem.rollouts:
-            used[i, column[rollout.strategy]] += 1
-            right[i, column[rollout.strategy]] += rollout.correct
-    return used, right
 
 
 def _first(problem: ProblemOutcomes, size: int) -> ProblemOutcomes:

@@ -4,6 +4,8 @@ The two-stage view (arXiv 2610.04158): a rollout first picks a strategy z and th
 pass@1 = sum_z share(z) success(z), and training can change either factor.
 """
 
+from collections.abc import Mapping, Sequence
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -112,10 +114,22 @@ class Interference(msgspec.Struct, frozen=True):
 
 
 def interference(num_rollouts: Ints, num_correct: Ints) -> Interference:
-    """Of one snapshot; over training, call it at each evaluation."""
-    rate = np.sort(num_correct / num_rollouts)
-    counts, _ = np.histogram(rate, bins=HISTOGRAM_BINS, range=(0, 1))
-    return Interference((counts / len(rate)).tolist(), float((rate == 0).mean()), _distance_to_uniform(rate))
+    """Of one snapshot of P problems."""
+    return _interference(num_correct / num_rollouts, np.ones(len(num_rollouts)))
+
+
+def thinned_interference(solved: Mapping[str, Sequence[int]], num_rollouts: int) -> Interference:
+    """As if each problem had `num_rollouts`, in expectation over which of its rollouts are drawn.
+
+    `solved` is that of a run's evaluation (`pipeline.metrics`). More rollouts leave fewer problems never solved, so
+    evaluations are compared at equally many; problems with fewer are left out.
+    """
+    weights = np.zeros(num_rollouts + 1)
+    for size, counts in solved.items():
+        for num_correct, num_problems in enumerate(counts):
+            if num_problems and int(size) >= num_rollouts:
+                weights += num_problems * _drawn(int(size), num_correct, num_rollouts)
+    return _interference(np.arange(num_rollouts + 1) / num_rollouts, weights)
 
 
 class Matthew(msgspec.Struct, frozen=True):
@@ -152,9 +166,24 @@ def matthew(
     return Matthew(Estimate(float(slope[0]), *interval(slope[1:])), naive)
 
 
-def _distance_to_uniform(ordered: Array) -> float:
-    """Integral over quantiles u of |Q(u) - u|, Q being a step function with a step for each problem: exact."""
-    edges = np.linspace(0, 1, len(ordered) + 1)
+def _drawn(size: int, num_correct: int, num_drawn: int) -> Array:
+    """The chance that 0, 1, ... of `num_drawn` out of `size` rollouts are right (hypergeometric), [num_drawn + 1]."""
+    x = np.arange(num_drawn + 1)
+    ln_p = _ln_choose(num_correct, x) + _ln_choose(size - num_correct, num_drawn - x) - _ln_choose(size, num_drawn)
+    return np.exp(ln_p)
+
+
+def _interference(rates: Array, weights: Array) -> Interference:
+    total = weights.sum()
+    counts, _ = np.histogram(rates, bins=HISTOGRAM_BINS, range=(0, 1), weights=weights)
+    order = np.argsort(rates)
+    distance = _distance_to_uniform(rates[order], weights[order] / total)
+    return Interference((counts / total).tolist(), float(weights[rates == 0].sum() / total), distance)
+
+
+def _distance_to_uniform(ordered: Array, weights: Array) -> float:
+    """Integral over quantiles u of |Q(u) - u|, Q being a step function with a step for each rate: exact."""
+    edges = np.concatenate([[0.0], np.cumsum(weights)])
     low, high = edges[:-1] - ordered, edges[1:] - ordered
     crosses = (low < 0) & (high > 0)
     area = np.where(crosses, (low**2 + high**2) / 2, np.abs(high**2 - low**2) / 2)

@@ -11,6 +11,7 @@ import torch
 import xxhash
 
 from learner.evaluation.outcomes import RolloutOutcome
+from learner.evaluation.strategies import Label, by_rule
 from learner.model import canary_batch, completion_logprobs, export_model_dir, load_model
 from pipeline.config import Config, SamplingConfig
 from pipeline.engines.base import Engine
@@ -19,8 +20,6 @@ from pipeline.errors import WeightError
 from pipeline.interruption import draw_interruption
 from pipeline.messages import Problem, Rollout, SamplingParams, Verdict, VerifyJob, Work
 from pipeline.model_path import model_for_task
-from pipeline.tasks.show_your_work import SOURCE as SHOW_YOUR_WORK
-from pipeline.tasks.show_your_work import strategy
 from pipeline.verifiers.pool import VerifierPool
 from pipeline.weights import WeightPublisher
 
@@ -73,8 +72,15 @@ class Collector:
     """Keeps an engine full and a verifier fed until every problem has its rollouts."""
 
     def __init__(
-        self, engine: Engine, pool: VerifierPool, problems: Sequence[Problem], num_rollouts: int, config: SamplingConfig
+        self,
+        engine: Engine,
+        pool: VerifierPool,
+        problems: Sequence[Problem],
+        num_rollouts: int,
+        config: SamplingConfig,
+        label: Label = by_rule,
     ):
+        self._label = label
         self._engine = engine
         self._pool = pool
         self._sampling = SamplingParams(config.temperature, config.max_new_tokens)
@@ -141,7 +147,7 @@ class Collector:
             verdict.reward,
             rollout.num_tokens,
             rollout.finish_reason == "length",
-            strategy(rollout.text) if problem.source == SHOW_YOUR_WORK else "",
+            self._label(problem, rollout.text),
         )
         return 1
 

@@ -45,6 +45,21 @@ def counts(problems: Sequence[ProblemOutcomes]) -> tuple[Ints, Ints]:
     return n, np.array([sum(r.correct for r in p.rollouts) for p in problems], np.int64)
 
 
+def tables(problems: Sequence[ProblemOutcomes], names: Sequence[str]) -> tuple[Ints, Ints]:
+    """How often each strategy of `names` was used on each problem, and how often it was right then, [P, Z] both.
+
+    `names` must hold every label of the rollouts.
+    """
+    used = np.zeros((len(problems), len(names)), np.int64)
+    right = np.zeros_like(used)
+    column = {name: j for j, name in enumerate(names)}
+    for i, problem in enumerate(problems):
+        for rollout in problem.rollouts:
+            used[i, column[rollout.strategy]] += 1
+            right[i, column[rollout.strategy]] += rollout.correct
+    return used, right
+
+
 def rewards(problems: Sequence[ProblemOutcomes]) -> list[Array]:
     return [np.array([r.reward for r in p.rollouts]) for p in problems]
 

@@ -82,6 +82,7 @@ class Evaluation:
             "truncated_by_level": {level: _share_truncated(rows) for level, rows in by_level.items()},
             "correct_by_tokens": {str(n): _share_correct(rows) for n, rows in by_tokens.items()},
             "num_by_tokens": {str(n): len(rows) for n, rows in by_tokens.items()},
+            "solved": _solved(judged),
         } | _at_k(judged)
 
     def extremes_by_level(self) -> tuple[dict[str, float], dict[str, float]]:
@@ -104,6 +105,14 @@ def _at_k(judged: Sequence[Judged]) -> dict[str, dict[str, float]]:
         "best_at_k": {str(k): float(best_at_k(rewards, k).mean()) for k in ks},
         "worst_at_k": {str(k): float(worst_at_k(rewards, k).mean()) for k in ks},
     }
+
+
+def _solved(judged: Sequence[Judged]) -> dict[str, list[int]]:
+    """By the rollouts n of a problem: how many problems were right 0, 1, ... n times."""
+    found: dict[int, list[int]] = {}
+    for rows in _grouped(judged, lambda j: j.problem_id).values():
+        found.setdefault(len(rows), [0] * (len(rows) + 1))[sum(j.is_correct for j in rows)] += 1
+    return {str(n): counts for n, counts in sorted(found.items())}
 
 
 def _grouped(judged: Sequence[Judged], key: Callable[[Judged], Key]) -> dict[Key, list[Judged]]:

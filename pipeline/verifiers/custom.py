@@ -1,23 +1,17 @@
 """A user's own reward function, named `package.module:function` or `file.py:function`, for a child process."""
 
-import importlib
-import importlib.util
-import inspect
 import math
-import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
-from pipeline.errors import ConfigError
 from pipeline.messages import Verdict
+from pipeline.user_code import load_function
 from pipeline.verifiers.triage import Question, WholeText, shown
 from samplers.base import Problem
 
 Reward = Callable[[Problem, str, bool], float | Verdict]
-_FILE_MODULE = "ngu_custom_reward"
 
 
 def resolve_reward(spec: str) -> str:
@@ -31,33 +25,7 @@ def resolve_reward(spec: str) -> str:
 
 def load_reward(spec: str) -> Reward:
     """Import the function; raises ConfigError when it is missing or does not take (problem, text, truncated)."""
-    where, _, name = spec.rpartition(":")
-    if not where or not name:
-        raise ConfigError(f"verifier.reward = {spec!r} must be written package.module:function or file.py:function")
-    reward = getattr(_load_module(where), name, None)
-    if reward is None:
-        raise ConfigError(f"verifier.reward: {where} has no function {name!r}")
-    try:
-        inspect.signature(reward).bind(None, "", False)
-    except (TypeError, ValueError):
-        raise ConfigError(f"verifier.reward: {spec} must be a function of (problem, text, truncated)") from None
-    return reward
-
-
-def _load_module(where: str) -> ModuleType:
-    if where.endswith(".py") and not Path(where).is_file():
-        raise ConfigError(f"verifier.reward: {where}: no such file")
-    try:
-        if not where.endswith(".py"):
-            return importlib.import_module(where)
-        spec = importlib.util.spec_from_file_location(_FILE_MODULE, where)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[_FILE_MODULE] = module  # dataclasses and pickle look their module up there
-        spec.loader.exec_module(module)
-    except Exception as e:
-        raise ConfigError(f"verifier.reward: cannot import {where}: {type(e).__name__}: {e}") from None
-    return module
+    return load_function(spec, "verifier.reward", ("problem", "text", "truncated"))
 
 
 class CustomVerifier:

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from evaluations import N, two_strategies
 
 from bench.coverage import commands
 from bench.coverage.compare import Comparison, compare, pair_up
@@ -23,7 +23,6 @@ from pipeline.at_k import pass_at_k
 from pipeline.errors import ConfigError
 
 Ngu = Callable[..., int]
-N = 64
 
 
 @pytest.fixture
@@ -31,23 +30,6 @@ def ngu(monkeypatch: pytest.MonkeyPatch) -> Ngu:
     verb = EntryPoint("coverage", "bench.coverage.commands:coverage", cli.GROUP)
     monkeypatch.setattr(cli, "entry_points", lambda group: [verb])
     return lambda *argv: cli.main([str(a) for a in argv])
-
-
-def two_strategies(share: float, seed: int, num_problems: int = 40, label: bool = True) -> list[RolloutOutcome]:
-    """Half of the problems yield to strategy a (right in 60%), half only to b (30%), which also solves 5% of the first.
-
-    `share` is how often a is chosen; a sharp policy (near 1) has the better pass@1 and the narrower coverage.
-    """
-    rng = random.Random(seed)
-    rows = []
-    for i in range(num_problems):
-        level = "x" if i % 2 == 0 else "y"
-        success = {"a": 0.6, "b": 0.05} if level == "x" else {"a": 0.0, "b": 0.3}
-        for _ in range(N):
-            name = "a" if rng.random() < share else "b"
-            right = rng.random() < success[name]
-            rows.append(RolloutOutcome(f"p{i}", level, right, float(right), 5, False, name if label else ""))
-    return rows
 
 
 def comparison(before: list[RolloutOutcome], after: list[RolloutOutcome], k: str = "1..64") -> Comparison:
@@ -166,7 +148,7 @@ def test_models_are_evaluated_on_the_same_problems_and_kept(
 ):
     asked = []
 
-    def roll_out(source, config, problems, num_rollouts, name):
+    def roll_out(source, config, problems, num_rollouts, name, strategy):
         asked.append((source.name, len(problems), num_rollouts, name))
         return two_strategies(0.5 if source.name == "builtin" else 0.9, len(asked))
 

@@ -106,6 +106,10 @@ def test_every_number_is_that_of_an_evaluation_during_training():
     assert record["num_by_tokens"]["8"] == len(in_bucket)
     assert record["correct_by_tokens"]["8"] == pytest.approx(sum(r.correct for r in in_bucket) / len(in_bucket))
     assert sum(record["num_by_tokens"].values()) == len(rows)
+    solved = {
+        n: [sum(r.correct for r in rows if r.problem_id == p) for p in {r.problem_id for r in rows}] for n in (8,)
+    }
+    assert record["solved"] == {"8": [solved[8].count(times) for times in range(9)]}
 
 
 def test_a_problem_with_too_few_judged_rollouts_is_named_and_left_out():

@@ -246,7 +246,7 @@ def test_a_study_is_checked_before_its_first_run(tmp_path: Path, text: str, word
 def test_the_shipped_studies_can_be_run():
     here = Path(__file__).parents[2] / "bench/study"
     jobs = {file.stem: len(load_study(file).jobs) for file in here.glob("*.toml")}
-    assert jobs == {"manufactoria": 100, "samplers": 40}
+    assert jobs == {"coverage": 6, "manufactoria": 100, "samplers": 40}
 
 
 def test_a_task_without_hard_levels_needs_the_other_outcome(stand_in: Path, monkeypatch: pytest.MonkeyPatch):

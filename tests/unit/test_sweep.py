@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import bench.sweep
 from bench.scaling.sweep import load_sweep
 from bench.stability import grid
 from bench.stability.course import Course, Ending, Evaluated
@@ -87,6 +88,15 @@ def test_a_sweep_is_every_pair_of_its_slices_at_equal_rollouts(tmp_path: Path):
         assert config.eval.every_steps * config.learner.batch_size == 32 and config.eval.final_num_rollouts == 2
         assert config.learner.scaled_lr == pytest.approx(1e-3 * (config.learner.batch_size / 64) ** 0.5)
     assert set(plan.weights["easy"]) == {"+1", "+2"} and sum(plan.weights["reward"].values()) == pytest.approx(1.0)
+
+
+def test_the_shipped_sweep_fixes_problems_and_batches():
+    plan = load_plan(Path(bench.sweep.__file__).parent / "builtin.toml")
+    of_seed = [(a.b_problem, a.n) for a in plan.arms if a.config.seed == 0]
+    assert len(plan.arms) == 3 * len(of_seed)
+    for b_problem, batch in ((8, None), (None, 256)):
+        ns = {n for b, n in of_seed if b == b_problem or b * n == batch}
+        assert ns == {2, 4, 8, 16, 32, 64, 128}
 
 
 @pytest.mark.parametrize(
