@@ -5,10 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipeline.errors import ConfigError
+from pipeline.messages import Problem
 from pipeline.tasks.show_your_work import SOURCE as SHOW_YOUR_WORK
 from pipeline.tasks.show_your_work import strategy as show_your_work
 from pipeline.user_code import load_function
-from samplers.base import Problem
 
 Label = Callable[[Problem, str], str]
 OPTION = "--strategy"

@@ -22,7 +22,7 @@ from pipeline import cli
 from pipeline.at_k import pass_at_k
 from pipeline.config import Config
 from pipeline.errors import ConfigError
-from samplers.base import Problem
+from pipeline.messages import Problem
 
 KS = [1, 4, 64]
 SHARES = {"fixed": 0.97, "ngu": 0.6}  # of the strategy that solves half of the problems
