@@ -14,7 +14,7 @@ from pipeline.errors import NguError
 from pipeline.guards import anonymous_bytes
 from pipeline.ledger_cli import ledger
 
-# A process opens a file now and then, and its memory settles in the first seconds; a leak adds up over the recoveries.
+# A process opens a file now and then, and its memory moves a little; a leak adds up over the recoveries.
 MAX_MORE_FDS = 3
 MAX_MORE_MIB = 8.0
 _MISSING = "SELECT abs((SELECT launched FROM books) - (SELECT count(*) FROM attempts))"  # nothing is pruned
@@ -109,11 +109,13 @@ class Usage:
                 self._seen.setdefault((role, pid), []).append((num_fds, anonymous_bytes(pid) / (1 << 20)))
 
     def growth(self) -> dict[str, tuple[int, int, float]]:
-        """By role, of the process that saw most recoveries: how many, and what it gained in descriptors and MiB."""
+        """By role, of the process that saw most recoveries: how many, and what it gained in descriptors and MiB since
+        the second of them. The first comes too early: a learner's memory grows over its first steps.
+        """
         longest: dict[str, tuple[int, int, float]] = {}
         for (role, _), seen in self._seen.items():
-            if len(seen) > longest.get(role, (1, 0, 0.0))[0]:
-                longest[role] = (len(seen), seen[-1][0] - seen[0][0], seen[-1][1] - seen[0][1])
+            if len(seen) > longest.get(role, (2, 0, 0.0))[0]:
+                longest[role] = (len(seen), seen[-1][0] - seen[1][0], seen[-1][1] - seen[1][1])
         return longest
 
     def faults(self) -> list[str]:
