@@ -30,5 +30,5 @@ def draw(found: Mapping[int, Mapping[str, Sequence[Measured]]], path: Path) -> N
         axis.set_title(title, loc="left", fontsize=10, fontweight="bold")
         axis.set_xticks(range(len(found)), [f"{gpus} GPUs" for gpus in found])
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0].legend(frameon=False, fontsize=8)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper right", ncols=len(placements), frameon=False)
     write_atomic(path, to_png(figure))

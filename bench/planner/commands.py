@@ -103,6 +103,8 @@ def measure(*settings: Settings, seconds: float = 10.0, out: Path = Path("rates.
     files = [s for s in settings if "=" not in s]
     if len(files) > 1:
         raise ConfigError(f"one config file at most, but {', '.join(files)} were given")
+    if not out.absolute().parent.is_dir():
+        raise ConfigError(f"{out}: its directory does not exist; choose another --out")
     config = load_config(files[0] if files else None, [s for s in settings if "=" in s])
     rates = measure_rates(config, seconds)
     out.write_bytes(msgspec.json.format(msgspec.json.encode(rates)) + b"\n")

@@ -13,6 +13,7 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
+from msgspec.structs import replace
 
 from bench.planner.hardware import Rates
 from pipeline.config import Config
@@ -97,7 +98,7 @@ def _learner_rates(config: Config, seconds: float) -> tuple[float, float, float,
     """Seconds of an optimizer step without tokens, of a token of a completion, of publishing and of loading."""
     import torch
 
-    from bench.suite.learner import builtin_groups
+    from bench.suite.learner import GROUP_SIZE, sampled_groups
     from learner.learner import Learner
     from learner.model import export_model_dir, load_model
     from pipeline.model_path import model_for_task
@@ -106,8 +107,9 @@ def _learner_rates(config: Config, seconds: float) -> tuple[float, float, float,
     torch.set_num_threads(1)
     clock = _clock()
     model, tokenizer = load_model(model_for_task(config.model.path, str(config.task.__struct_config__.tag)))
-    learner = Learner(model, config.learner, config.sampling.temperature)
-    groups = builtin_groups(max(4, config.learner.batch_size // 8))
+    # The same batches again and again: a policy that learnt from them would soon refuse them as not its own.
+    learner = Learner(model, replace(config.learner, lr=0.0), config.sampling.temperature)
+    groups = sampled_groups(config, max(4, config.learner.batch_size // GROUP_SIZE))
     points, publishing, loading = [], [], []
     with tempfile.TemporaryDirectory(prefix="ngu-plan-") as scratch:
         export_model_dir(model, tokenizer, Path(scratch) / "model")

@@ -31,7 +31,7 @@ class LearnerBench(Benchmark, frozen=True):
     micro_batch_tokens: tuple[PositiveInt, ...] = (512, 1024, 2048, 4096, 8192)
 
     def run(self, say: Say) -> list[Row]:
-        groups = builtin_groups(self.rollouts // GROUP_SIZE)
+        groups = sampled_groups(Config(), self.rollouts // GROUP_SIZE)
         num_inputs = sum(
             len(r.prompt_array()) + len(r.completion_array()) - 1 for group in groups for r in group.rollouts
         )
@@ -57,13 +57,12 @@ def _step(groups: Sequence[Group], budget: int) -> Callable[[], float]:
     return step
 
 
-def builtin_groups(num_groups: int, seed: int = 0) -> list[Group]:
-    """Groups of the built-in task's training problems, sampled by its model.
+def sampled_groups(config: Config, num_groups: int) -> list[Group]:
+    """Groups of the config's training problems, sampled by its model.
 
     Their rewards alternate: a step costs the same whatever they are, but without variance there is no gradient.
     """
-    config = Config(seed=seed)
-    engine, task = ready_engine(config, MODEL, "bench"), make_task(config.task, seed)
+    engine, task = ready_engine(config, config.model.path, "bench"), make_task(config.task, config.seed)
     problems = [task.next_problem() for _ in range(num_groups)]
     sampling = SamplingParams(config.sampling.temperature, config.sampling.max_new_tokens)
     ids = itertools.count()
