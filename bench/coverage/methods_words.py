@@ -38,6 +38,8 @@ def _verdict(method: Method, found: Methods) -> str:
     first, last = method.gain[0], method.gain[-1]
     k_first, k_last = found.ks[0], found.ks[-1]
     match direction(first), direction(last):
+        case _ if first.low is None:
+            said = "shows nothing for sure"
         case _, 1:
             said = f"widens coverage: pass@{k_last} rises"
         case _, -1:

@@ -1,6 +1,7 @@
 """How many rollouts per problem a compute budget is best spent with: n*(C) from a sweep (IsoCompute, arXiv 2603.12151).
 
-1. For each n, the record-breaking points over its runs: the first point in a higher reward bin than all before.
+1. For each n, the record-breaking points over its runs: the first point in a higher reward bin than all before; and at
+   its largest compute the best so far, without which a curve would rise on after its last record.
 2. Through them a monotone sigmoid R_n(C), in the form of the ScaleRL law with one R0 for the whole sweep.
 3. The frontier f(C) = max_n R_n(C), over the n whose runs reach C, and n*(C) its argmax.
 4. A sigmoid of log2 n*(C) in ln C, from the smallest n swept up to n_sat.
@@ -109,11 +110,16 @@ class IsoFit(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class _Arms:
-    """The sweep split by n, each with its points and, for every draw (row 0: the data), which are records [D, N_n]."""
+    """The sweep split by n, each with its points and, for every draw (row 0: the data), which are records [D, N_n].
+
+    `fitted` are those points and then the best of each run, put at the largest compute of its n; `weights`
+    [D, N_n + runs] say which of them the curve of a draw goes through.
+    """
 
     ns: NDArray[np.int64]
-    points: list[Points]
     records: list[Array]
+    fitted: list[Points]
+    weights: list[Array]
     compute_low: Array
     compute_high: Array
 
@@ -137,6 +143,7 @@ def fit_isocompute(sweep: Sweep, num_draws: int, rng: np.random.Generator) -> Is
     reached = (grid >= arms.compute_low[:, None]) & (grid <= arms.compute_high[:, None] * (1 + 1e-9))
     rewards = np.where(reached, rewards, -np.inf)
     winner = rewards.argmax(1)  # [D, G]
+    per_n = [_curve(sweep, arms, i, curves[0, i]) for i in range(len(arms.ns))]
     law = _fit_n_star(arms.ns, grid, _argmax_n(arms.ns, rewards), rng)
     n_star = 2 ** reward_at(grid, law)
     best = rewards.max(1)
@@ -146,8 +153,8 @@ def fit_isocompute(sweep: Sweep, num_draws: int, rng: np.random.Generator) -> Is
         c0=_estimate(np.exp(law[:, LN_C_MID])),
         k=_estimate(law[:, B] * np.log(10)),
         grows_frac=float((winner[1:, -1] > winner[1:, 0]).mean()),
-        saturation=_saturation(arms.ns, law, rewards, winner, grid),
-        curves=[_curve(sweep, arms, i, curves[0, i]) for i in range(len(arms.ns))],
+        saturation=_saturation(arms.ns, law, rewards, winner, grid, min(c.num_runs for c in per_n)),
+        curves=per_n,
         frontier=[
             FrontierPoint(float(c), _estimate(best[:, g]), int(arms.ns[winner[0, g]]), _estimate(n_star[:, g]))
             for g, c in enumerate(grid)
@@ -159,7 +166,7 @@ def fit_isocompute(sweep: Sweep, num_draws: int, rng: np.random.Generator) -> Is
 
 
 def _arms(sweep: Sweep, num_draws: int, rng: np.random.Generator) -> tuple[_Arms, list[int]]:
-    ns, points, records, left_out = [], [], [], []
+    ns, records, fitted, weights, left_out = [], [], [], [], []
     for n in sweep.ns:
         part = sweep.where(sweep.n == n)
         runs = np.unique(part.run)
@@ -168,29 +175,33 @@ def _arms(sweep: Sweep, num_draws: int, rng: np.random.Generator) -> tuple[_Arms
         if breaking[0].sum() < MIN_RECORDS:
             left_out.append(int(n))
             continue
+        best = np.array([part.reward[part.run == run].max() for run in runs])
+        last = np.arange(len(runs)) == np.where(drawn, best, -np.inf).argmax(1)[:, None]  # [D, runs]
+        compute = np.concatenate([part.compute, np.full(len(runs), part.compute.max())])
         ns.append(n)
-        points.append(Points.of(part.compute, part.reward))
         records.append(breaking.astype(float))
+        fitted.append(Points.of(compute, np.concatenate([part.reward, best])))
+        weights.append(np.hstack([breaking, last]).astype(float))
     if len(ns) < MIN_NS:
         raise ConfigError(
             f"only {len(ns)} values of n have {MIN_RECORDS} record-breaking points (bins of {REWARD_BIN}), {MIN_NS} "
             "are needed; train longer, evaluate more often, or sweep more n"
         )
-    low, high = (np.array([f(p.ln_compute) for p in points]) for f in (np.min, np.max))
-    return _Arms(np.array(ns), points, records, np.exp(low), np.exp(high)), left_out
+    low, high = (np.array([f(p.ln_compute) for p in fitted]) for f in (np.min, np.max))
+    return _Arms(np.array(ns), records, fitted, weights, np.exp(low), np.exp(high)), left_out
 
 
 def _curves(arms: _Arms, r0: float | None) -> Array:
     """The sigmoid of every n in every draw, [D, R, 4]; R0 is that measured before training or one free value."""
-    tied = tie(arms.points, [r0] * len(arms.ns), common_r0=True)
+    tied = tie(arms.fitted, [r0] * len(arms.ns), common_r0=True)
     of_data = [
-        Points(p.ln_compute[m[0] > 0], p.reward[m[0] > 0]) for p, m in zip(arms.points, arms.records, strict=True)
+        Points(p.ln_compute[w[0] > 0], p.reward[w[0] > 0]) for p, w in zip(arms.fitted, arms.weights, strict=True)
     ]
     nodes = np.concatenate([start(p, r0) for p in of_data])
     free = (tied.matrix @ nodes / tied.matrix.sum(1))[None]
     first, _ = solve(of_data, tied, free)
     optimum = tied.matrix @ first.ravel() / tied.matrix.sum(1)
-    found, _ = solve(arms.points, tied, np.tile(optimum, (len(arms.records[0]), 1)), arms.records)
+    found, _ = solve(arms.fitted, tied, np.tile(optimum, (len(arms.weights[0]), 1)), arms.weights)
     return found
 
 
@@ -244,7 +255,9 @@ def _sigmoids(ns: NDArray[np.int64], grid: Array, log2_star: Array, free: Array 
     return found[:, 0]
 
 
-def _saturation(ns: NDArray[np.int64], law: Array, rewards: Array, winner: NDArray[np.intp], grid: Array) -> Saturation:
+def _saturation(
+    ns: NDArray[np.int64], law: Array, rewards: Array, winner: NDArray[np.intp], grid: Array, fewest_runs: int
+) -> Saturation:
     n_sat, largest = _estimate(2 ** law[:, A]), int(ns[-1])
     tried = np.flatnonzero(np.isfinite(rewards[0, -1]))  # the computes at which the largest n has data
     if len(tried) == 0:
@@ -252,7 +265,9 @@ def _saturation(ns: NDArray[np.int64], law: Array, rewards: Array, winner: NDArr
     end = int(tried[-1])
     lost = float((winner[1:, end] < len(ns) - 1).mean())
     reached = float(expit(law[0, B] * (np.log(grid[-1]) - law[0, LN_C_MID])))
-    if winner[0, end] == len(ns) - 1:
+    if fewest_runs < 2:
+        reason = "some n have a single run, and no draw shows how far its luck goes"
+    elif winner[0, end] == len(ns) - 1:
         reason = f"n = {largest}, the largest tried, is the best at the largest compute"
     elif lost < SURE_FRAC:
         reason = f"n = {largest}, the largest tried, loses at the largest compute in only {lost:.0%} of the draws"

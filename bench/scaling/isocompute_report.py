@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
 from bench.scaling.figures import compute_axis, panels, style
-from bench.scaling.isocompute import IsoFit
+from bench.scaling.isocompute import SURE_FRAC, IsoFit
 from bench.scaling.law import reward_at
 from bench.scaling.scalerl_report import amount
 from bench.scaling.sensitivity import Sensitivity
@@ -37,8 +37,10 @@ class IsoReport(msgspec.Struct, frozen=True):
 def sentences(fit: IsoFit, sensitivity: Sensitivity, rule: str) -> list[str]:
     """What follows from the sweep and what does not."""
     first, last = fit.frontier[0], fit.frontier[-1]
+    runs = [c.num_runs for c in fit.curves]
+    grows = fit.grows_frac >= SURE_FRAC and min(runs) > 1  # a bootstrap over one run always repeats it
     says = []
-    if fit.grows_frac >= 0.95:
+    if grows:
         says.append(
             f"Under {rule}, n*(C) grows from {first.n_star.value:.0f} at {amount(first.compute)} to "
             f"{last.n_star.value:.0f} [{last.n_star.low:.0f}, {last.n_star.high:.0f}] at {amount(last.compute)}."
@@ -50,7 +52,8 @@ def sentences(fit: IsoFit, sensitivity: Sensitivity, rule: str) -> list[str]:
         )
     if fit.saturation.observed:
         e = fit.saturation.n_sat
-        says.append(f"It saturates at n = {e.value:.0f} [{e.low:.0f}, {e.high:.0f}]: {fit.saturation.reason}.")
+        said = "It saturates at" if grows else "The largest compute asks for no more than"
+        says.append(f"{said} n = {e.value:.0f} [{e.low:.0f}, {e.high:.0f}]: {fit.saturation.reason}.")
     else:
         says.append(f"Saturation was not observed: {fit.saturation.reason}; n_sat of the sigmoid is no finding.")
     if sensitivity.n is not None and sensitivity.b_problem is not None:
@@ -58,7 +61,6 @@ def sentences(fit: IsoFit, sensitivity: Sensitivity, rule: str) -> list[str]:
             f"At {amount(sensitivity.compute)}, n moves the reward by {sensitivity.n:.1%} and problems per batch by "
             f"{sensitivity.b_problem:.1%}."
         )
-    runs = [c.num_runs for c in fit.curves]
     if min(runs) < ENOUGH_RUNS:
         says.append(f"Some n have {min(runs)} run(s): the intervals understate the spread between runs.")
     if min(runs) != max(runs):

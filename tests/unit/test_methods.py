@@ -69,6 +69,7 @@ def test_what_narrows_is_told_from_what_does_not(found: Methods):
     assert any(line.startswith("ngu against fixed, paired by seed: pass@1 ") for line in says)
     assert any(line.startswith("fixed moves pass@64 down at y") for line in says)
     alone = sentences(compare_methods(two_strategies(0.5, 99), runs(1), KS))
+    assert alone[0].startswith("fixed (1 seed) shows nothing for sure; pass@1 ")
     assert not any("[" in line or "narrows" in line or "widens" in line for line in alone), "one seed shows nothing"
 
 

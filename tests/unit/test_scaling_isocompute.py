@@ -105,6 +105,26 @@ def test_a_flat_sweep_shows_no_growth():
     assert "does not show that n*(C) grows" in sentences(found, sensitivity(flat), "any batch")[0]
 
 
+def test_a_curve_ends_where_its_records_end():
+    """Runs that stop improving early: a curve through the records alone would go on rising."""
+    compute = np.geomspace(1e3, 1e5, 20)
+    steps = 0.1 + 0.1 * np.minimum(np.arange(20), 6)
+    rows = [(run, 8 << (run // 2), c, r) for run in range(6) for c, r in zip(compute, steps, strict=True)]
+    run, n, at, reward = (np.array(column) for column in zip(*rows, strict=True))
+    flat = Sweep(run, np.full(120, 8), n, np.ones(120, int), at.astype(float), reward, None).in_order()
+    found = fit_isocompute(flat, 60, np.random.default_rng(0))
+    assert found.frontier[-1].reward.value == pytest.approx(0.7, abs=0.06)
+    assert [c.num_records for c in found.curves] == [7] * 3
+
+
+def test_single_runs_show_neither_growth_nor_saturation(sweep: Sweep):
+    one = sweep.where((sweep.run % 6) == 0)
+    found = fit_isocompute(one, 60, np.random.default_rng(0))
+    assert [c.num_runs for c in found.curves] == [1] * len(NS)
+    says = sentences(found, Sensitivity(1.0, None, None), "any batch")
+    assert "does not show that n*(C) grows" in says[0] and "a single run" in says[1]
+
+
 def test_fixed_problems_or_fixed_batch(sweep: Sweep):
     assert set(restrict(sweep, 32, None).b_problem) == {32}
     with pytest.raises(ConfigError, match="b_problem = 99: 0 values of n, at least 3"):
