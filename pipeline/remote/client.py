@@ -180,7 +180,7 @@ class RemoteSocket:
         self._transmit(Resume(self._hello.boot_id, self._link.received) if is_known else self._hello)
         for number, body in self._link.unacknowledged:
             self._transmit(Up(self._hello.boot_id, number, self._link.received, body))
-        self._fetcher.on_new_connection()
+        self._fetcher.ask_again()
 
     def _on_frame(self, frame: Any) -> None:
         match frame:
@@ -189,6 +189,7 @@ class RemoteSocket:
             case Welcome() if frame.session == self._hello.boot_id:
                 self._welcome = frame
                 self._hello = msgspec.structs.replace(self._hello, name=frame.name)
+                self._fetcher.ask_again()  # what an earlier session was asked for does not come any more
             case Over() if self._is_leaving:
                 self._welcome = None
             case Over() if frame.session == self._hello.boot_id and self._welcome is not None:

@@ -44,7 +44,8 @@ class Fetcher:
         self._download.put(piece)
         return self._advance()
 
-    def on_new_connection(self) -> None:
+    def ask_again(self) -> None:
+        """After a new connection, or in a new session."""
         if self._download is not None:
             self._download.ask_again()
 

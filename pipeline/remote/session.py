@@ -160,7 +160,7 @@ class Session:
     def close(self) -> None:
         """Give the coordinator back what the worker holds, and say why unless it was to be expected."""
         if not self._is_stopped:
-            self.peer.send(Leave(self.id))
             if self.end_reason != "left":
                 self.peer.send(PeerWarning(f"{self.name} ({self.host}): {self.end_reason}"))
+            self.peer.send(Leave(self.id))  # last: after it nothing that comes over this connection is heard
         self.peer.close()

@@ -231,6 +231,10 @@ def test_one_that_is_cut_off_too_long_loses_its_work_and_comes_back_as_new():
     take(worker, WorkItems)
     worker.send(Heartbeat({}))
     until(lambda: [name for name, m in gateway.hear() if isinstance(m, Heartbeat) and name == "remote0"], "its word")
+    notice = published(gateway, 0, 20_000_000)
+    gateway.coordinator.send("remote0", NewWeights(notice))
+    until(lambda: worker._wait(0.01) and worker._fetcher._model is not None, "the model, but not the weights")
+    proxy.cut()
     until(lambda: gateway.of(Leave), "the end of its session")
     assert gateway.of(Leave)[0].boot_id == first.boot_id
     (warning,) = until(lambda: gateway.of(PeerWarning), "a warning")
@@ -239,6 +243,8 @@ def test_one_that_is_cut_off_too_long_loses_its_work_and_comes_back_as_new():
     assert take(worker, Cancel).attempt_ids == (2,), "1 is finished, and 2 is somebody else's now"
     second = until(lambda: gateway.engines()[1:], "its second Hello")[0]
     assert (second.name, second.boot_id != first.boot_id) == ("remote0", True)
+    gateway.coordinator.send("remote0", NewWeights(notice))
+    assert take(worker, NewWeights).notice.checksum == notice.checksum
     gateway.coordinator.send("remote0", WorkItems(some_work(3)))
     take(worker, WorkItems)
     worker.send(Rollouts((rollout(3), rollout(2))))

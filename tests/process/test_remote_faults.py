@@ -1,0 +1,111 @@
+"""Workers of a run on other machines, as processes: they come, go, die, and their cable is cut, slow, half-open."""
+
+import signal
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from namespaces import Machine, why_not_permitted
+from small_run import SmallRun
+
+pytestmark = pytest.mark.timeout(280)  # the machine may be busy
+
+
+@pytest.fixture
+def closing() -> Iterator[list[Any]]:
+    made: list[Any] = []
+    yield made
+    for thing in reversed(made):
+        thing.close()
+
+
+def started(closing: list[Any], *settings: str) -> SmallRun:
+    """A run with one engine of its own and a gateway."""
+    run = SmallRun(*settings, "max_rollouts=1000000")
+    closing.append(run)
+    run.start("gateway", "pipeline.remote.gateway", str(run.dir))
+    run.start("engine-0", "pipeline.worker", str(run.dir), "--name", "engine-0")
+    return run
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+def worker_argv(run: SmallRun) -> list[str]:
+    return ["worker", "--connect", run.address(), "--key", str(run.dir / "keys" / "worker.key")]
+
+
+def test_workers_join_leave_and_die_while_the_run_goes_on(closing):
+    run = started(closing, f"daemon.listen=tcp://127.0.0.1:{free_port()}", "daemon.hang_s=3.0")
+    run.until(lambda: run.trained_by("engine-0", 100), "the run's own engine")
+    for name in ("first", "second"):
+        run.start(name, "pipeline.cli", *worker_argv(run), "--slots", "8")
+        run.until(lambda: run.trained_by("remote0", 50), "its rollouts")
+        run.until(lambda: run.trained_by("remote1", 50) or name == "first", "its rollouts")  # noqa: B023
+    here = run.ngu("status", str(run.dir)).stdout
+    assert "remote1 on" in here and "gateway at tcp://127.0.0.1" in here, here
+    peer = run.peers()["remote0"]
+    assert (peer["role"], peer["pid"], peer["version"] > 0) == ("engine", 0, True)
+    run.processes["first"].send_signal(signal.SIGTERM)
+    run.until(lambda: run.processes["first"].poll() is not None, "its farewell")
+    assert run.processes["first"].returncode == 0, run.log("first")
+    run.until(lambda: "remote0" not in run.peers(), "the run to notice")
+    run.processes["second"].kill()
+    run.until(lambda: "remote1" not in run.peers(), "the run to notice")
+    assert any("remote1" in w and "launched again" in w for w in run.status()["warnings"])
+    run.start("third", "pipeline.cli", *worker_argv(run))
+    run.until(lambda: "remote0" in run.peers(), "a third one")
+    run.processes["gateway"].kill()
+    run.processes["gateway"].wait()
+    before = run.by_engine["remote0"]
+    run.start("gateway", "pipeline.remote.gateway", str(run.dir))
+    run.until(lambda: run.trained_by("remote0", before + 50), "rollouts by way of the new gateway")
+    assert run.gateway["joined"] == 1
+    run.finish()
+    run.until(lambda: run.processes["third"].poll() is not None, "the worker to hear that the run is over")
+    assert run.processes["third"].returncode == 0, run.log("third")
+
+
+def test_a_cable_that_is_cut_slow_or_half_open_costs_time_and_nothing_else(closing):
+    if reason := why_not_permitted():
+        pytest.skip(f"network namespaces: {reason}")
+    machine = Machine()
+    closing.append(machine)
+    run = started(closing, f"daemon.listen=tcp://{machine.here}:0", "daemon.hang_s=7.0")
+    run.start("worker", "pipeline.cli", *worker_argv(run), inside=machine.argv)
+
+    def goes_on(what: str) -> None:
+        before = dict(run.by_engine)
+        for engine in ("engine-0", "remote0"):
+            run.until(lambda: run.trained_by(engine, before.get(engine, 0) + 50), f"{engine} after {what}")  # noqa: B023
+
+    goes_on("joining")
+    machine.cut()
+    run.go_on(5.0)  # long enough for both ends to give the connection up
+    machine.mend()
+    goes_on("a cut")
+    machine.slow(4000)  # weights of 1 MiB take two seconds, and a step a tenth of one
+    version = run.peers()["remote0"]["version"]
+    run.until(lambda: (run.peers()["remote0"]["version"] or 0) > version + 10, "newer weights over the slow cable")
+    goes_on("a slow cable")
+    machine.quicken()
+    machine.deafen()
+    run.go_on(5.0)
+    machine.undeafen()
+    goes_on("a half-open connection")
+    run.go_on(1.5)  # until the gateway's counts are those of now
+    assert (run.gateway["joined"], run.gateway["cut_off"]) == (1, 0), "one session through all of it"
+    machine.cut()
+    run.until(lambda: "remote0" not in run.peers(), "the run to give it up")
+    before = run.by_engine["engine-0"]
+    run.until(lambda: run.trained_by("engine-0", before + 100), "its work to be done by others")
+    machine.mend()
+    goes_on("its work was sent again")
+    run.go_on(1.5)
+    assert (run.gateway["joined"], run.gateway["cut_off"], run.gateway["workers"]) == (2, 1, 1)
+    run.finish()
+    run.until(lambda: run.processes["worker"].poll() is not None, "the worker to hear that the run is over")
+    assert run.processes["worker"].returncode == 0, run.log("worker")
