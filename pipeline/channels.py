@@ -13,7 +13,7 @@ import msgspec
 import zmq
 
 from pipeline.errors import WireError
-from pipeline.messages import FromPeer, Hello, Identify, Role, ToPeer
+from pipeline.messages import FromPeer, Hello, Identify, Leave, Role, ToPeer
 
 ENDPOINT = "ipc://ipc/coordinator"  # relative to the run directory: a Unix socket path must stay under 108 bytes
 MAX_MESSAGE_BYTES = 1 << 30
@@ -68,6 +68,10 @@ class PeerSocket:
         """Say Hello as if just started: the coordinator takes back all that was given to this peer."""
         self._hello = msgspec.structs.replace(self._hello, boot_id=uuid.uuid4().hex)
         self.say_hello()
+
+    def leave(self) -> None:
+        """Give back what is held; the last word of a peer that ends before the run does."""
+        self.send(Leave(self._hello.boot_id))
 
     def send(self, message: Any) -> None:
         self._socket.send(_encode(message))

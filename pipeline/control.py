@@ -1,6 +1,7 @@
-"""Live commands to a run: one REP socket, served by the coordinator between two turns of its loop.
+"""Live commands to a run: a REP socket, served by the coordinator between two turns of its loop (and one like it by the
+supervisor, for `engines`).
 
-The socket lies in `RUN/ipc`, which only its owner may enter. A command is a `Request`, its answer a `Reply` that says
+The sockets lie in `RUN/ipc`, which only its owner may enter. A command is a `Request`, its answer a `Reply` that says
 what happened; both are also a line of `RUN/control.jsonl`.
 """
 
@@ -16,10 +17,11 @@ import zmq
 from pipeline.config import Config, dump_config, override_config
 from pipeline.errors import ConfigError, NguError
 
-ENDPOINT = "ipc://ipc/control"  # relative to the run directory, as channels.ENDPOINT is
+COORDINATOR, SUPERVISOR = "control", "supervisor"
+ENDPOINT = f"ipc://ipc/{COORDINATOR}"  # relative to the run directory, as channels.ENDPOINT is
 ANSWER_TIMEOUT_S = 10.0  # the loop answers within a turn, unless it is writing a checkpoint
 
-Verb = Literal["pause", "resume", "drain", "checkpoint", "eval", "set", "shutdown"]
+Verb = Literal["pause", "resume", "drain", "checkpoint", "eval", "set", "engines", "shutdown"]
 
 # What may change while a run goes on. Everything else is baked into a model, a queue or a process when it starts.
 LIVE_FIELDS = (
@@ -43,7 +45,7 @@ LIVE_FIELDS = (
 
 
 class Request(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`setting` is the `key=value` of the verb `set`, empty for the others."""
+    """`setting` is the `key=value` of the verb `set`, what `engines` is to do, empty for the others."""
 
     verb: Verb
     setting: str = ""
@@ -88,6 +90,7 @@ class ControlSocket:
 
 def ask(run_dir: Path, request: Request, timeout_s: float = ANSWER_TIMEOUT_S) -> Reply:
     """Send a command to a running run and wait for its answer; raises NguError when none comes."""
+    socket_name = SUPERVISOR if request.verb == "engines" else COORDINATOR
     try:
         fd = os.open(run_dir / "ipc", os.O_RDONLY | os.O_DIRECTORY)
     except OSError:
@@ -96,7 +99,7 @@ def ask(run_dir: Path, request: Request, timeout_s: float = ANSWER_TIMEOUT_S) ->
     try:
         socket = context.socket(zmq.REQ)
         # A Unix socket path must stay under 108 bytes, wherever the run lives.
-        socket.connect(f"ipc:///proc/self/fd/{fd}/control")
+        socket.connect(f"ipc:///proc/self/fd/{fd}/{socket_name}")
         socket.send(msgspec.json.encode(request))
         if not socket.poll(round(1000 * timeout_s)):
             raise NguError(f"{run_dir}: no answer within {timeout_s:.0f} s; see `ngu status {run_dir}`")

@@ -8,6 +8,7 @@ from cyclopts import Parameter
 
 from pipeline import rundir
 from pipeline.control import Request, Verb, ask
+from pipeline.engine_control import USAGE
 from pipeline.errors import ConfigError, NguError
 from pipeline.logs import LogTail
 
@@ -18,22 +19,23 @@ ExistingRun = Annotated[Path, Parameter(help="The directory of a run.")]
 def ctl(
     run: ExistingRun,
     verb: Annotated[Verb, Parameter(help="What to do.")],
-    setting: Annotated[str, Parameter(show_default=False, help="Of `set`: a live field, as learner.lr=1e-4.")] = "",
-    /,
+    *arguments: Annotated[str, Parameter(show_default=False, help="learner.lr=1e-4; add N; remove engine-1.")],
 ) -> int:
-    """Command a running run: pause, resume, drain, checkpoint, eval, set key=value, shutdown.
+    """Command a running run: pause, resume, drain, checkpoint, eval, set key=value, engines add N, shutdown.
 
     `pause` lets what runs finish and starts nothing new; `drain` still trains what fills a batch; `resume` ends both.
-    `set` changes a live field, for this run and its resumption. Every command is a line of RUN/control.jsonl.
+    `set` changes a live field, for this run and its resumption. `engines add N` starts engines on this machine, and
+    `engines remove NAME` has one give its work back and end. Every command is a line of RUN/control.jsonl.
     """
     path = rundir.find(run)
-    if (verb == "set") != bool(setting):
-        raise ConfigError("`set` takes one key=value, the other commands take none")
+    num_taken = {"set": 1, "engines": 2}.get(verb, 0)
+    if len(arguments) != num_taken:
+        raise ConfigError(f"`set` takes one key=value, the other commands take none; {USAGE}")
     if not rundir.is_running(path):
         raise ConfigError(f"{run} is not running; `ngu resume {run}` goes on with it")
-    reply = ask(path, Request(verb, setting))
+    reply = ask(path, Request(verb, " ".join(arguments)))
     if not reply.ok:
-        raise (ConfigError if verb == "set" else NguError)(reply.text)
+        raise (ConfigError if num_taken else NguError)(reply.text)
     print(reply.text)
     return 0
 

@@ -19,10 +19,11 @@ import msgspec
 
 from pipeline import checkpoints, rundir
 from pipeline.config import Config
+from pipeline.engine_control import EngineControl
 from pipeline.errors import NguError
 from pipeline.guards import HangWatch, RestartBudget
 from pipeline.logs import LogStream, RoleLog
-from pipeline.role import PARENT_ENV
+from pipeline.role import LEAVE_SIGNAL, PARENT_ENV
 
 POLL_S = 0.1
 STOP_GRACE_S = 60.0  # a learner may be in the middle of a step and then writes a checkpoint
@@ -41,6 +42,7 @@ class Role(msgspec.Struct):
     process: subprocess.Popen[bytes] | None = None
     due: float | None = None  # it died, and is started again then
     looks_stopped: int = 0
+    is_leaving: bool = False  # an engine that was told to go; its end is no death
 
 
 class RoleEnded(Exception):
@@ -61,6 +63,8 @@ class Supervisor:
         self.logs: dict[str, RoleLog] = {}
         self.restarts = RestartBudget(config.daemon.max_restarts, config.daemon.restart_wait_s)
         self.stop_requested = False
+        self._engine_names = [f"engine-{i}" for i in range(config.engines.count)]
+        self._control: EngineControl | None = None
 
     def run(self, resume: bool) -> int:
         (self.run_dir / "logs").mkdir(exist_ok=True)
@@ -81,6 +85,31 @@ class Supervisor:
             finally:
                 self._end_all()
 
+    # --- engines that come and go (`engine_control.Processes`) ---
+
+    def engines(self) -> list[str]:
+        return list(self._engine_names)
+
+    def is_alive(self, name: str) -> bool:
+        role = self._role(name)
+        return role is not None and (role.due is not None or (role.process is not None and role.process.poll() is None))
+
+    def add_engine(self, name: str) -> None:
+        self._engine_names.append(name)
+        role = self._engine_role(name)
+        self.roles = [*(r for r in self.roles if r.name != name), role]
+        self._start(role)
+
+    def remove_engine(self, name: str) -> None:
+        self._engine_names.remove(name)
+        role = self._role(name)
+        assert role is not None and role.process is not None
+        role.is_leaving, role.due = True, None
+        role.process.send_signal(LEAVE_SIGNAL)
+
+    def _role(self, name: str) -> Role | None:
+        return next((role for role in self.roles if role.name == name), None)
+
     # --- processes ---
 
     def _start_all(self, checkpoint: Path | None) -> None:
@@ -91,10 +120,7 @@ class Supervisor:
             *self._learner_roles([*python, "learner", run, *resume]),
             Role("verifier", [*python, "pipeline.verifiers", run, "--name", "verifier"], is_stateful=False),
         ]
-        for i in range(self.config.engines.count):
-            name = f"engine-{i}"
-            argv = [*python, "pipeline.worker", run, "--name", name]
-            self.roles.append(Role(name, argv, is_stateful=False))
+        self.roles += [self._engine_role(name) for name in self._engine_names]
         if self.config.eval.pinned and self.config.eval.every_steps:
             # Numbered after the engines, so that what they divide by number has a share for it.
             name = f"evaluator-{self.config.engines.count}"
@@ -104,6 +130,12 @@ class Supervisor:
             self.roles.append(Role("gateway", [*python, "pipeline.remote.gateway", run], is_stateful=False))
         for role in self.roles:
             self._start(role)
+        (self.run_dir / "ipc").mkdir(mode=0o700, exist_ok=True)
+        self._control = EngineControl(self.run_dir, self)
+
+    def _engine_role(self, name: str) -> Role:
+        argv = [sys.executable, "-m", "pipeline.worker", str(self.run_dir), "--name", name]
+        return Role(name, argv, is_stateful=False)
 
     def _learner_roles(self, argv: list[str]) -> list[Role]:
         """One process, or the ranks of one learner, which meet over a file that no earlier group has used."""
@@ -138,6 +170,8 @@ class Supervisor:
         deadline: float | None = None
         while True:
             time.sleep(POLL_S)
+            assert self._control is not None
+            self._control.serve()
             if self.stop_requested and deadline is None:
                 deadline = time.monotonic() + STOP_GRACE_S
                 assert coordinator.process is not None
@@ -153,7 +187,7 @@ class Supervisor:
                     continue
                 self._end_if_hung(role, hung.get(role.process.pid, ""))
                 status = role.process.poll()
-                if status is None or (status == 0 and role is not coordinator):
+                if status is None or role.is_leaving or (status == 0 and role is not coordinator):
                     continue
                 if status == 0:
                     return
@@ -213,6 +247,9 @@ class Supervisor:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        if self._control is not None:
+            self._control.close()
+            self._control = None
         shutil.rmtree(self.run_dir / "ipc", ignore_errors=True)
 
     def _record_failure(self, reason: str) -> None:

@@ -12,6 +12,9 @@ from pipeline.errors import NguError
 PARENT_ENV = "NGU_PARENT_PID"
 # Unlike the 1 and 2 of expected errors, so that a supervisor can tell a crash (worth a restart) from a refusal.
 EXIT_CRASH = 70
+# Asks an engine to give its work back and end. Not SIGTERM, by which a run is ended whose coordinator may be gone, so
+# that nobody would hear a farewell.
+LEAVE_SIGNAL = signal.SIGUSR1
 _PR_SET_PDEATHSIG = 1
 
 

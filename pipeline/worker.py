@@ -5,6 +5,7 @@ leave from there. With nothing in flight it sleeps on the socket.
 """
 
 import argparse
+import signal
 import sys
 import time
 from pathlib import Path
@@ -33,7 +34,7 @@ from pipeline.messages import (
     Work,
     WorkItems,
 )
-from pipeline.role import run_role
+from pipeline.role import LEAVE_SIGNAL, run_role
 from pipeline.rundir import read_config
 
 HEARTBEAT_S = 1.0
@@ -46,6 +47,8 @@ class CoordinatorSocket(Protocol):
     def say_hello(self) -> None: ...
 
     def rejoin(self) -> None: ...
+
+    def leave(self) -> None: ...
 
     def send(self, message: Any) -> None: ...
 
@@ -62,7 +65,7 @@ class Worker:
         self._engine: Engine | None = None
         self._work: list[Work] = []  # received and not yet with the engine
         self._notice: WeightsNotice | None = None  # the newest that is not loaded yet
-        self._stopping = False
+        self._stopping = self._is_leaving = False
         self._outside = False  # left the rotation; work that was sent before the coordinator knew is not taken
         self._left_at: float | None = None
         self._next_beat = 0.0
@@ -81,6 +84,8 @@ class Worker:
                         raise
                     self._leave(e)
                 self._beat()
+            if self._is_leaving:
+                self._socket.leave()
         except Exception as e:
             reason = e.message if isinstance(e, NguError) else f"{type(e).__name__}: {e}"
             self._socket.send(PeerFailed(" ".join(reason.split())))
@@ -90,8 +95,8 @@ class Worker:
                 self._engine.close()
 
     def stop(self) -> None:
-        """Return from `run` after the present turn; may be called by a signal handler."""
-        self._stopping = True
+        """Give the work back and return from `run`, after the present turn; may be called by a signal handler."""
+        self._stopping = self._is_leaving = True
 
     def _patience(self) -> float:
         """Seconds to wait for a message."""
@@ -216,8 +221,10 @@ def main() -> None:
         import_libraries()
     role = "evaluator" if arguments.evaluator else "engine"
     socket = PeerSocket(ENDPOINT, introduction(role, arguments.name, config.engines.slots))
+    worker = Worker(config, arguments.name, socket)
+    signal.signal(LEAVE_SIGNAL, lambda *_: worker.stop())
     try:
-        Worker(config, arguments.name, socket).run()
+        worker.run()
     finally:
         socket.close()
 

@@ -37,6 +37,8 @@ class Controls:
                 return f"evaluating from step {coordinator.policy_version} on, beside training"
             case "set":
                 return self._set(request.setting)
+            case "engines":
+                raise ConfigError("the supervisor has the engines")
             case "shutdown":
                 coordinator.stop_requested = True
                 return "saving a checkpoint and ending every process of the run"

@@ -230,7 +230,7 @@ class RemoteSocket:
     # --- the end ---
 
     def leave(self) -> None:
-        """Give back what is not finished, and wait a moment until the run knows."""
+        """Give back what is not finished, and wait a moment until the run knows; the last word but `close`."""
         if self._welcome is None:
             return
         self._is_leaving = True

@@ -45,8 +45,10 @@ def worker(
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, lambda *_: running.stop())
         running.run()
-    finally:
+    except SystemExit:
         socket.leave()
+        raise
+    finally:
         socket.close()
     return 0
 

@@ -4,6 +4,7 @@ Its weights are random bytes, and its learner takes a step whenever the test let
 """
 
 import json
+import os
 import random
 import shutil
 import signal
@@ -16,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import xxhash
-from fakes import FakeVerifier, write_part
+from fakes import FakeVerifier
 
 from pipeline import rundir
 from pipeline.channels import PeerSocket, introduction
 from pipeline.config import load_config
+from pipeline.manifest import write_manifest
 from pipeline.messages import Batch, BatchRequest, Save, StepDone, Stop, VerifyJobs, WeightsNotice
 from pipeline.model_path import resolve_model_path
 
@@ -61,9 +63,15 @@ class SmallRun:
     def start(self, name: str, module: str, *arguments: str, inside: Callable[..., list[str]] | None = None) -> None:
         """Start a process of the run, or (`inside` another machine) of a worker."""
         argv = [sys.executable, "-m", module, *arguments]
+        env = os.environ | {"TMPDIR": str(self._top)}  # where one that is killed leaves its scratch files
         with (self.dir / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
-                inside(*argv) if inside else argv, cwd=self.dir, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                inside(*argv) if inside else argv,
+                cwd=self.dir,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
             )
 
     def log(self, name: str) -> str:
@@ -108,7 +116,9 @@ class SmallRun:
         if self._batch is not None:
             self._step(self._batch)
         if message.checkpoint is not None:
-            write_part(self.dir / message.checkpoint)
+            part = self.dir / message.checkpoint
+            part.mkdir(parents=True, exist_ok=True)
+            write_manifest(part, [])
             notice = self._publish()
             self._learner.send(StepDone(self.version, notice, {}, checkpoint=message.checkpoint))
 

@@ -15,6 +15,7 @@ from pipeline.config import Config, dump_config, parse_config
 from pipeline.control import LIVE_FIELDS, ControlSocket, Reply, Request, Verb, ask
 from pipeline.control_cli import ctl
 from pipeline.coordinator.controls import Controls
+from pipeline.engine_control import EngineControl
 from pipeline.errors import ConfigError, NguError
 from pipeline.messages import SetLearningRate
 
@@ -244,11 +245,64 @@ def test_a_run_that_does_not_answer_is_an_error_with_the_next_step(tmp_path):
         ask(tmp_path, Request("pause"), timeout_s=0.05)
 
 
-@pytest.mark.parametrize(("verb", "setting"), [("set", ""), ("pause", "learner.lr=1")])
-def test_a_setting_goes_with_set_and_with_nothing_else(tmp_path, verb, setting):
+@pytest.mark.parametrize("command", [("set",), ("pause", "learner.lr=1"), ("engines", "add"), ("set", "a=1", "b=2")])
+def test_a_command_takes_what_it_needs_and_nothing_else(tmp_path, command):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ConfigError, match="one key=value"):
-        ctl(tmp_path, verb, setting)
+        ctl(tmp_path, *command)
+
+
+class Engines:
+    """What the supervisor has, as far as `ngu ctl RUN engines` asks for it."""
+
+    def __init__(self, **settings):
+        self.config = parse_config(settings, "test")
+        self.alive = [f"engine-{i}" for i in range(self.config.engines.count)]
+        self.leaving: list[str] = []
+
+    def engines(self):
+        return list(self.alive)
+
+    def is_alive(self, name):
+        return name in self.alive or name in self.leaving
+
+    def add_engine(self, name):
+        self.alive.append(name)
+
+    def remove_engine(self, name):
+        self.alive.remove(name)
+        self.leaving.append(name)
+
+
+def test_engines_are_added_under_free_names_and_the_last_one_stays(tmp_path):
+    (tmp_path / "ipc").mkdir()
+    have = Engines(engines={"count": 2})
+    control = EngineControl(tmp_path, have)
+
+    def say(setting: str) -> tuple[bool, str]:
+        reply = control._handle(Request("engines", setting))
+        return reply.ok, reply.text
+
+    assert say("remove engine-0") == (True, "engine-0 gives its work back and ends")
+    assert say("remove engine-1") == (False, "engine-1 is the only engine; add another first, or `ngu ctl RUN pause`")
+    assert say("add 2") == (True, "starting engine-2, engine-3")  # engine-0 has not ended yet
+    have.leaving.clear()
+    assert say("add 1") == (True, "starting engine-0")
+    assert say("remove verifier")[1].startswith("'verifier' is no engine of this machine; there are engine-1")
+    for wrong in ("add 0", "add -1", "add", "remove", "add 1 2", "list"):
+        assert say(wrong) == (False, "write `engines add N` or `engines remove NAME`")
+    control.close()
+    have = Engines(engines={"count": 2, "kind": "sglang", "gpus": [0, 1]}, daemon={"listen": "tcp://127.0.0.1:1"})
+    control = EngineControl(tmp_path, have)
+    assert say("add 1") == (
+        False,
+        "engines.gpus or engines.urls has no place for more SGLang engines; see `ngu worker`",
+    )
+    assert say("remove engine-0")[0]
+    assert say("remove engine-1")[0], "workers may be elsewhere"
+    have.leaving.clear()
+    assert say("add 1") == (True, "starting engine-0")  # which has its GPU back
+    control.close()
 
 
 def test_commanding_a_run_that_is_not_running_is_refused(tmp_path):
