@@ -7,7 +7,7 @@ the high-water marks are off and nothing is ever dropped by a full queue.
 import os
 import time
 import uuid
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import zmq
@@ -97,6 +97,14 @@ class PeerSocket:
             self._socket.close(linger=LINGER_MS)
         else:
             self._context.destroy(linger=LINGER_MS)
+
+
+class Transport(Protocol):
+    """`RouterSocket`, or a fake that drives the coordinator's loop on a virtual clock."""
+
+    def receive(self, timeout_s: float) -> list[tuple[str, Any]]: ...
+
+    def send(self, name: str, message: Any) -> bool: ...
 
 
 class RouterSocket:

@@ -17,7 +17,7 @@ import msgspec
 import zmq
 
 from bench.peers.serving import Side, on_way, rollout, serve
-from pipeline.channels import PeerSocket, RouterSocket
+from pipeline.channels import PeerSocket, RouterSocket, introduction
 from pipeline.messages import Cancel, Rollout, Rollouts, VersionSpan, pack_ids, pack_logprobs
 
 NAME = "engine-0"
@@ -84,7 +84,7 @@ class TypedSide(_Socketed):
 
 
 def _produce_typed(endpoint: str, tokens: int) -> None:
-    socket, sent = PeerSocket(endpoint, "engine", NAME, 0), message(tokens)
+    socket, sent = PeerSocket(endpoint, introduction("engine", NAME, 0)), message(tokens)
     socket.say_hello()
     credit = on_way(tokens)
     while True:

@@ -7,9 +7,10 @@ and only then send. Nothing here blocks and nothing waits for a particular peer,
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from pipeline import checkpoints, tracing
+from pipeline.channels import Transport
 from pipeline.checkpoints import Snapshot
 from pipeline.config import Config, dump_config
 from pipeline.coordinator.evaluation import Phase
@@ -55,14 +56,6 @@ from samplers.registry import make_sampler
 State = Literal["starting", "evaluating", "training", "stopping", "finished", "stopped"]
 # `pause` starts nothing new; `drain` launches nothing new, but trains the batches that what runs still fills.
 Mode = Literal["run", "pause", "drain"]
-
-
-class Transport(Protocol):
-    """`channels.RouterSocket`, or a fake that drives the loop on a virtual clock."""
-
-    def receive(self, timeout_s: float) -> list[tuple[str, Any]]: ...
-
-    def send(self, name: str, message: Any) -> bool: ...
 
 
 class Coordinator:

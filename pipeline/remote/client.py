@@ -24,12 +24,11 @@ from pipeline.messages import (
     ToPeer,
     WorkItems,
 )
-from pipeline.remote.door import keep_alive
+from pipeline.remote.door import SILENT_S, keep_alive
 from pipeline.remote.fetcher import Fetcher
 from pipeline.remote.keys import WorkerKeys, read_keys
 from pipeline.remote.link import Link
 from pipeline.remote.wire import (
-    MAX_FRAME_BYTES,
     Down,
     FromGateway,
     Offer,
@@ -49,6 +48,8 @@ GIVE_UP_S = 600.0
 LEAVE_TIMEOUT_S = 3.0
 _CONNECT_TIMEOUT_MS = 2000  # the kernel would try for minutes, at ever longer intervals
 _WATCHED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+# As far as rollouts can be split: a frame that takes long delays the signs of life behind it.
+_FRAME_BYTES = 1 << 20
 # A gateway of another key can only close the connection; once or twice that is also one that starts or ends.
 _MAX_CLOSED = 3
 
@@ -79,7 +80,7 @@ class RemoteSocket:
         self._socket.setsockopt(zmq.RECONNECT_IVL, 100)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
         self._socket.setsockopt(zmq.CONNECT_TIMEOUT, _CONNECT_TIMEOUT_MS)
-        keep_alive(self._socket)
+        keep_alive(self._socket, SILENT_S)
         self._monitor = self._socket.get_monitor_socket(_WATCHED)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
@@ -248,11 +249,11 @@ class RemoteSocket:
 
 
 def _in_frames(message: Rollouts) -> list[Rollouts]:
-    """The rollouts in as many messages as the largest frame demands."""
+    """The rollouts in messages of about `_FRAME_BYTES`."""
     parts, size = [[]], 0
     for rollout in message.rollouts:
         num_bytes = 8 * rollout.num_tokens + len(rollout.prompt_ids) + 4 * len(rollout.text) + 1024
-        if parts[-1] and size + num_bytes > MAX_FRAME_BYTES // 2:
+        if parts[-1] and size + num_bytes > _FRAME_BYTES:
             parts.append([])
             size = 0
         parts[-1].append(rollout)

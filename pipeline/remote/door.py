@@ -12,7 +12,8 @@ from pipeline.errors import ConfigError
 from pipeline.remote.keys import GatewayKeys
 from pipeline.remote.wire import MAX_FRAME_BYTES, ToGateway
 
-_HEARTBEAT_MS, _SILENT_MS = 1000, 4000
+SILENT_S = 15.0  # a connection over which nothing comes for so long is given up
+_HEARTBEAT_MS = 1000
 # A connection that has not proved its key by then is closed.
 _HANDSHAKE_MS = 5000
 _DRAIN_FRAMES = 256
@@ -24,10 +25,10 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(ToGateway).decode
 
 
-def keep_alive(socket: zmq.Socket) -> None:
-    """Notice within seconds that the other end of a connection is gone, and never wait long for a new one."""
+def keep_alive(socket: zmq.Socket, silent_s: float) -> None:
+    """Notice when nothing has come over a connection for `silent_s`, and never wait long for a new one."""
     socket.setsockopt(zmq.HEARTBEAT_IVL, _HEARTBEAT_MS)
-    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, _SILENT_MS)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, round(1000 * silent_s))
     socket.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_MS)
     socket.setsockopt(zmq.SNDHWM, 0)  # bounded by credit: slots, and pieces asked for
     socket.setsockopt(zmq.RCVHWM, 0)
@@ -42,7 +43,7 @@ class Door:
     `rejected`, because they are none of ours.
     """
 
-    def __init__(self, address: str, keys: GatewayKeys):
+    def __init__(self, address: str, keys: GatewayKeys, silent_s: float = SILENT_S):
         self.counts: Counter[str] = Counter(admitted=0, refused=0, ended=0, rejected=0)
         self._context = zmq.Context()
         self._context.setsockopt(zmq.MAX_SOCKETS, _MAX_CONNECTIONS)
@@ -55,7 +56,7 @@ class Door:
         self._socket.setsockopt(zmq.ZAP_DOMAIN, b"ngu")
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        keep_alive(self._socket)
+        keep_alive(self._socket, silent_s)
         self._monitor = self._socket.get_monitor_socket(_WATCHED)
         try:
             self._socket.bind(address)

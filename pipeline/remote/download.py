@@ -8,7 +8,7 @@ from pipeline.remote.wire import PIECE_BYTES, Parcel, Piece
 
 # Pieces asked for and not here yet: 4 MiB fill a link of 1 GB/s at 4 ms, and hold up work on a slow one for as long as
 # those take.
-WINDOW = 8
+WINDOW = 32
 
 
 class Download:

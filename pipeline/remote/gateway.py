@@ -20,10 +20,10 @@ from pipeline.channels import ENDPOINT, PeerSocket, introduction
 from pipeline.config import Config
 from pipeline.errors import NguError
 from pipeline.messages import PROTOCOL_VERSION, Heartbeat, Hello, PeerFailed, PeerWarning, Stop
-from pipeline.remote.door import Door
+from pipeline.remote.door import SILENT_S, Door
 from pipeline.remote.keys import run_keys
 from pipeline.remote.parcels import Parcels
-from pipeline.remote.session import Session
+from pipeline.remote.session import MAX_SLOTS, Session
 from pipeline.remote.wire import Over, Refused, Welcome
 from pipeline.role import run_role
 from pipeline.rundir import read_config
@@ -46,7 +46,7 @@ class Gateway:
         self._peer = PeerSocket(endpoint, self._hello, self._context)
         self._peer.say_hello()
         self._parcels = Parcels()
-        self._counts: Counter[str] = Counter(joined=0, cut_off=0, late=0, refused=0)
+        self._counts: Counter[str] = Counter(joined=0, cut_off=0, late=0, refused=0, rejected=0)
         self._next_beat = 0.0
         self._deadline: float | None = None  # once the run has ended
         self.sessions: dict[str, Session] = {}
@@ -109,6 +109,8 @@ class Gateway:
             return f"it speaks protocol {hello.protocol}, this run {PROTOCOL_VERSION}; install the run's version there"
         if hello.role != "engine":
             return f"a {hello.role} cannot be remote, only an engine"
+        if not 0 <= hello.slots <= MAX_SLOTS:
+            return f"{hello.slots} slots are no number of rollouts that one engine runs"
         if self._deadline is not None:
             return "the run has ended"
         return ""
@@ -140,7 +142,7 @@ class Gateway:
 
     def _end(self, session: Session) -> None:
         print(f"{session.name}: {session.end_reason or 'the run has ended'}", file=sys.stderr, flush=True)
-        self._counts["late"] += session.num_late
+        self._counts.update(session.counts)
         self._poller.unregister(session.peer.fd)
         session.close()
         del self.sessions[session.id]
@@ -156,7 +158,8 @@ class Gateway:
         """Workers now, and since the start: joins, cut-offs, late results, Hellos and connections refused, ..."""
         counts = Counter(self._counts)
         counts.update(self._door.counts)
-        counts["late"] += sum(session.num_late for session in self.sessions.values())
+        for session in self.sessions.values():
+            counts.update(session.counts)
         return {"workers": float(len(self.sessions)), **{name: float(n) for name, n in sorted(counts.items())}}
 
     def fail(self, reason: str) -> None:
@@ -176,7 +179,8 @@ def main() -> None:
     run_dir: Path = parser.parse_args().run_dir
     config = read_config(run_dir)
     try:
-        door = Door(config.daemon.listen, run_keys(run_dir))
+        # A broken connection is to be replaced before its worker is given up.
+        door = Door(config.daemon.listen, run_keys(run_dir), min(SILENT_S, config.daemon.hang_s / 2))
     except NguError as e:
         socket = PeerSocket(ENDPOINT, introduction("gateway", NAME, 0))
         socket.say_hello()

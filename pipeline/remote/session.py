@@ -1,6 +1,8 @@
 """A worker on another machine as its gateway sees it: one connection to the coordinator in its name."""
 
+import math
 import sys
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +18,7 @@ from pipeline.messages import (
     NewWeights,
     PeerFailed,
     PeerWarning,
+    Rollout,
     Rollouts,
     Stop,
     ToPeer,
@@ -28,6 +31,8 @@ from pipeline.remote.wire import Down, Piece, Pull, Received, Resume, ToWorker, 
 
 # A worker says its first word after importing its libraries.
 STARTING_S = 600.0
+MAX_SLOTS = 1 << 16
+_MAX_GAUGES = 64
 
 
 class Session:
@@ -50,7 +55,7 @@ class Session:
         self.routing_id = routing_id
         self.peer = peer
         self.held: set[int] = set()
-        self.num_late = 0  # results of attempts that it does not hold
+        self.counts: Counter[str] = Counter()  # `late` results of attempts that it does not hold, `rejected` messages
         self.end_reason = ""  # why it is over, once it is
         self._parcels = parcels
         self._transmit = transmit
@@ -58,6 +63,7 @@ class Session:
         self._link: Link[ToWorker] = Link()
         self._on_offer: Content | None = None
         self._fetching: Content | None = None
+        self._newest = -1  # version on offer so far
         self._is_stopped = False
         self._has_spoken = False
         self._heard = clock()
@@ -88,14 +94,18 @@ class Session:
     def _on_message(self, message: FromEngine) -> None:
         match message:
             case Rollouts():
-                mine = tuple(rollout for rollout in message.rollouts if self._gives_back(rollout.attempt_id))
-                if mine:
-                    self.peer.send(Rollouts(mine))
+                mine = [rollout for rollout in message.rollouts if self._gives_back(rollout.attempt_id)]
+                if sound := tuple(rollout for rollout in mine if self._is_of_offered_weights(rollout)):
+                    self.peer.send(Rollouts(sound))
             case AttemptFailed():
                 if self._gives_back(message.attempt_id):
                     self.peer.send(message)
-            case WeightsLoaded() | Heartbeat():
+            case WeightsLoaded():
+                self._on_loaded(message)
+            case Heartbeat() if _is_sound(message):
                 self.peer.send(message)
+            case Heartbeat():
+                self.counts["rejected"] += 1
             case PeerFailed():  # one machine of many: the run goes on without it
                 self.end_reason = message.reason
             case Leave():
@@ -104,8 +114,23 @@ class Session:
     def _gives_back(self, attempt_id: int) -> bool:
         is_held = attempt_id in self.held
         self.held.discard(attempt_id)
-        self.num_late += not is_held
+        self.counts["late"] += not is_held
         return is_held
+
+    def _is_of_offered_weights(self, rollout: Rollout) -> bool:
+        """Whether its tokens claim versions that exist; otherwise the attempt is sampled again."""
+        if all(0 <= span.policy_version <= self._newest for span in rollout.version_spans):
+            return True
+        self.counts["rejected"] += 1
+        self.peer.send(AttemptFailed(rollout.attempt_id, "it claims versions that there are not", retryable=True))
+        return False
+
+    def _on_loaded(self, message: WeightsLoaded) -> None:
+        is_sound = math.isfinite(message.stall_s) and math.isfinite(message.canary_error)
+        if is_sound and 0 <= message.policy_version <= self._newest and 0 <= message.slots <= MAX_SLOTS:
+            self.peer.send(message)
+        else:
+            self.counts["rejected"] += 1
 
     def _on_pull(self, pull: Pull) -> None:
         if self._fetching is None or self._fetching.parcel.checksum != pull.checksum:
@@ -134,6 +159,7 @@ class Session:
                 except WeightError as e:  # replaced already: the newer one is announced next
                     print(f"{self.name}: {e.message}", file=sys.stderr, flush=True)
                     return
+                self._newest = max(self._newest, message.notice.policy_version)
                 self._send(offer)
             case Stop():
                 self._is_stopped = True
@@ -164,3 +190,8 @@ class Session:
                 self.peer.send(PeerWarning(f"{self.name} ({self.host}): {self.end_reason}"))
             self.peer.send(Leave(self.id))  # last: after it nothing that comes over this connection is heard
         self.peer.close()
+
+
+def _is_sound(message: Heartbeat) -> bool:
+    """Whether its figures can be added up and shown."""
+    return len(message.stats) <= _MAX_GAUGES and all(map(math.isfinite, (message.cpu_s, *message.stats.values())))

