@@ -122,6 +122,7 @@ class RemoteSocket:
         fresh = introduction("engine", self._hello.name, self._slots, self._hello.host)
         self._hello = fresh
         self._link, self._welcome = Link(), None
+        self._fetcher.abandon()
         self._inbox.clear()
         self._held.clear()
         self._transmit(self._hello)
@@ -190,7 +191,6 @@ class RemoteSocket:
             case Welcome() if frame.session == self._hello.boot_id:
                 self._welcome = frame
                 self._hello = msgspec.structs.replace(self._hello, name=frame.name)
-                self._fetcher.ask_again()  # what an earlier session was asked for does not come any more
             case Over() if self._is_leaving:
                 self._welcome = None
             case Over() if frame.session == self._hello.boot_id and self._welcome is not None:

@@ -16,7 +16,6 @@ class Download:
 
     def __init__(self, parcel: Parcel, pull: Callable[[str, int], None]):
         self.parcel = parcel
-        self.is_gone = False
         self._pull = pull
         self._fd = os.memfd_create("ngu-worker")
         self._asked: set[int] = set()
@@ -46,9 +45,6 @@ class Download:
     def put(self, piece: Piece) -> None:
         """Raises WeightError when the piece is not of the size that the parcel says."""
         if piece.checksum != self.parcel.checksum or piece.offset not in self._asked:
-            return
-        if not piece.data:
-            self.is_gone = True
             return
         if len(piece.data) != min(PIECE_BYTES, self.parcel.num_bytes - piece.offset):
             raise WeightError(f"a piece of {len(piece.data)} bytes at {piece.offset} of {self.parcel.num_bytes} came")

@@ -18,22 +18,19 @@ _KEPT = 2
 
 
 class Fetcher:
-    """One download at a time. Offers that come during one are skipped but for the newest; the one under way is
-    finished, or a link slower than the learner's steps would never bring any.
-    """
+    """One download at a time: the model's files before the first weights, then those on offer."""
 
     def __init__(self, pull: Callable[[str, int], None]):
         self._pull = pull
         self._scratch = tempfile.TemporaryDirectory(prefix="ngu-worker-")
         self._model_dir = Path(self._scratch.name)
         self._model: Parcel | None = None  # the one in the scratch directory
-        self._offer: Offer | None = None  # the newest that is not here
-        self._current: Offer | None = None  # the one under way
+        self._offer: Offer | None = None  # the one under way
         self._download: Download | None = None
         self._kept: list[Download] = []
 
     def on_offer(self, offer: Offer) -> WeightsNotice | None:
-        """The notice of the weights on offer, if they are here already."""
+        """Begin to fetch; the notice of the weights on offer, if they are here already."""
         self._offer = offer
         return self._advance()
 
@@ -45,33 +42,33 @@ class Fetcher:
         return self._advance()
 
     def ask_again(self) -> None:
-        """After a new connection, or in a new session."""
+        """After a new connection: what was on its way is lost."""
         if self._download is not None:
             self._download.ask_again()
 
-    def _advance(self) -> WeightsNotice | None:
-        """Put away a download that is over and start what is to come next; the notice of what is whole now."""
+    def abandon(self) -> None:
+        """The session is over; the next one has an offer of its own."""
         if self._download is not None:
-            if not (self._download.is_complete or self._download.is_gone):
-                return None
-            self._put_away(self._download)
-            self._download = None
-        if self._current is None:
-            self._current, self._offer = self._offer, None
-        if self._current is None:
+            self._download.close()
+        self._download = self._offer = None
+
+    def _advance(self) -> WeightsNotice | None:
+        """Put away a download that is complete and start what is missing; the notice once nothing is."""
+        if self._offer is None:
             return None
-        if missing := self._missing(self._current):
+        if self._download is not None:
+            if not self._download.is_complete:
+                return None
+            self._put_away(self._download, self._offer)
+            self._download = None
+        if missing := self._missing(self._offer):
             self._download = Download(missing, self._pull)
             return None
-        ready, self._current = self._local(self._current), None
-        return self._advance() or ready
+        ready, self._offer = self._local(self._offer), None
+        return ready
 
-    def _put_away(self, download: Download) -> None:
-        assert self._current is not None
-        if download.is_gone:  # a newer version is on offer, or will be
-            download.close()
-            self._current = None
-        elif download.parcel == self._current.model:
+    def _put_away(self, download: Download, offer: Offer) -> None:
+        if download.parcel == offer.model:
             data = download.read()
             download.close()
             if xxhash.xxh3_64_hexdigest(data) != download.parcel.checksum:
@@ -94,6 +91,7 @@ class Fetcher:
         return msgspec.structs.replace(offer.notice, path=path, model_dir=str(self._model_dir))
 
     def close(self) -> None:
-        for download in (*self._kept, *([self._download] if self._download is not None else [])):
+        self.abandon()
+        for download in self._kept:
             download.close()
         self._scratch.cleanup()

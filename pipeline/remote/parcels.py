@@ -25,7 +25,7 @@ class Content:
 
 
 class Parcels:
-    """Every content that somebody holds; sessions hold what they have on offer, or are fetching."""
+    """Every content that somebody holds; sessions hold what they have on offer, or will have next."""
 
     def __init__(self):
         self._known: WeakValueDictionary[str, Content] = WeakValueDictionary()

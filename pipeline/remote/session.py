@@ -27,7 +27,7 @@ from pipeline.messages import (
 )
 from pipeline.remote.link import Link
 from pipeline.remote.parcels import Content, Parcels
-from pipeline.remote.wire import Down, Piece, Pull, Received, Resume, ToWorker, Up
+from pipeline.remote.wire import Down, Offer, Pull, Received, Resume, ToWorker, Up
 
 # A worker says its first word after importing its libraries.
 STARTING_S = 600.0
@@ -61,8 +61,10 @@ class Session:
         self._transmit = transmit
         self._clock = clock
         self._link: Link[ToWorker] = Link()
-        self._on_offer: Content | None = None
-        self._fetching: Content | None = None
+        # One version at a time is on offer, until it is loaded; of those that come meanwhile only the newest waits. A
+        # link slower than the learner's steps would else be told of ever newer versions and complete none.
+        self._on_offer: tuple[Offer, Content] | None = None
+        self._waiting: tuple[Offer, Content] | None = None
         self._newest = -1  # version on offer so far
         self._is_stopped = False
         self._has_spoken = False
@@ -126,6 +128,9 @@ class Session:
         return False
 
     def _on_loaded(self, message: WeightsLoaded) -> None:
+        if self._on_offer is not None and self._on_offer[0].notice.policy_version == message.policy_version:
+            self._on_offer = None
+            self._offer_next()
         is_sound = math.isfinite(message.stall_s) and math.isfinite(message.canary_error)
         if is_sound and 0 <= message.policy_version <= self._newest and 0 <= message.slots <= MAX_SLOTS:
             self.peer.send(message)
@@ -133,10 +138,14 @@ class Session:
             self.counts["rejected"] += 1
 
     def _on_pull(self, pull: Pull) -> None:
-        if self._fetching is None or self._fetching.parcel.checksum != pull.checksum:
-            self._fetching = self._parcels.find(pull.checksum)
-        gone = Piece(pull.checksum, pull.offset, b"")
-        self._transmit(self.routing_id, self._fetching.piece(pull.offset) if self._fetching is not None else gone)
+        content = self._parcels.find(pull.checksum)
+        if content is not None:
+            self._transmit(self.routing_id, content.piece(pull.offset))
+
+    def _offer_next(self) -> None:
+        if self._on_offer is None and self._waiting is not None:
+            self._on_offer, self._waiting = self._waiting, None
+            self._send(self._on_offer[0])
 
     # --- from the coordinator ---
 
@@ -155,12 +164,12 @@ class Session:
                 self._send(message)
             case NewWeights():
                 try:
-                    offer, self._on_offer = self._parcels.offer(message.notice)
+                    self._waiting = self._parcels.offer(message.notice)
                 except WeightError as e:  # replaced already: the newer one is announced next
                     print(f"{self.name}: {e.message}", file=sys.stderr, flush=True)
                     return
                 self._newest = max(self._newest, message.notice.policy_version)
-                self._send(offer)
+                self._offer_next()
             case Stop():
                 self._is_stopped = True
                 self._send(message)

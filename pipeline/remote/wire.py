@@ -102,8 +102,6 @@ class Down(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="down"):
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="piece"):
-    """`data` is empty when the parcel is gone; a newer one is then on offer."""
-
     checksum: str
     offset: int
     data: bytes

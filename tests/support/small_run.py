@@ -124,7 +124,7 @@ class SmallRun:
 
     # --- what the test waits for ---
 
-    def until(self, condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
+    def until(self, condition: Callable[[], Any], what: str, timeout_s: float = 120.0) -> Any:
         deadline = time.monotonic() + timeout_s
         while not (value := condition()):
             assert time.monotonic() < deadline, f"waited {timeout_s:.0f} s for {what}\n{self.logs()}"
