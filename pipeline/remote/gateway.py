@@ -143,6 +143,8 @@ class Gateway:
     def _end(self, session: Session) -> None:
         print(f"{session.name}: {session.end_reason or 'the run has ended'}", file=sys.stderr, flush=True)
         self._counts.update(session.counts)
+        if session.end_reason not in ("", "left"):
+            self._peer.send(PeerWarning(f"{session.name} ({session.host}): {session.end_reason}"))
         self._poller.unregister(session.peer.fd)
         session.close()
         del self.sessions[session.id]

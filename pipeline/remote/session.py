@@ -17,7 +17,6 @@ from pipeline.messages import (
     Leave,
     NewWeights,
     PeerFailed,
-    PeerWarning,
     Rollout,
     Rollouts,
     Stop,
@@ -66,7 +65,7 @@ class Session:
         self._on_offer: tuple[Offer, Content] | None = None
         self._waiting: tuple[Offer, Content] | None = None
         self._newest = -1  # version on offer so far
-        self._is_stopped = False
+        self.is_stopped = False
         self._has_spoken = False
         self._heard = clock()
         peer.say_hello()
@@ -171,7 +170,7 @@ class Session:
                 self._newest = max(self._newest, message.notice.policy_version)
                 self._offer_next()
             case Stop():
-                self._is_stopped = True
+                self.is_stopped = True
                 self._send(message)
 
     def _send(self, body: ToWorker) -> None:
@@ -190,14 +189,12 @@ class Session:
     @property
     def is_done(self) -> bool:
         """The run has ended, and the worker knows."""
-        return self._is_stopped and not any(self._link.unacknowledged)
+        return self.is_stopped and not any(self._link.unacknowledged)
 
     def close(self) -> None:
-        """Give the coordinator back what the worker holds, and say why unless it was to be expected."""
-        if not self._is_stopped:
-            if self.end_reason != "left":
-                self.peer.send(PeerWarning(f"{self.name} ({self.host}): {self.end_reason}"))
-            self.peer.send(Leave(self.id))  # last: after it nothing that comes over this connection is heard
+        """Give the coordinator back what the worker holds."""
+        if not self.is_stopped:
+            self.peer.send(Leave(self.id))
         self.peer.close()
 
 
