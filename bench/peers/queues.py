@@ -2,11 +2,13 @@
 
 import multiprocessing
 import pickle
+import shutil
 import sys
+import tempfile
 import time
 from typing import Any
 
-from bench.peers.serving import Side, on_way, rollout, serve
+from bench.peers.serving import PATIENCE_S, Side, on_way, rollout, serve
 
 STREAM = "rollouts"
 READ_AT_ONCE = 64
@@ -45,6 +47,9 @@ class RedisSide:
         self._producer.kill()
         self._producer.join()
 
+    def close(self) -> None:
+        self._server.shutdown(nosave=True)
+
 
 def _add_to_stream(path: str, tokens: int) -> None:
     import redis
@@ -64,7 +69,9 @@ class RaySide:
         import ray
         from ray.util.queue import Queue
 
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+        self._directory = tempfile.mkdtemp(prefix="ngu-ray-")
+        quiet = {"include_dashboard": False, "log_to_driver": False, "configure_logging": False}
+        ray.init(num_cpus=2, _temp_dir=self._directory, **quiet)
         self._ray, self._make = ray, Queue
         self._queue: Any = None
         self._task: Any = None
@@ -74,12 +81,16 @@ class RaySide:
         self._task = self._ray.remote(_put_into_queue).remote(self._queue, tokens)
 
     def take(self) -> int:
-        self._queue.get(timeout=30)
+        self._queue.get(timeout=PATIENCE_S)
         return 1
 
     def stop(self) -> None:
         self._ray.cancel(self._task, force=True)
         self._queue.shutdown(force=True)
+
+    def close(self) -> None:
+        self._ray.shutdown()
+        shutil.rmtree(self._directory, ignore_errors=True)
 
 
 def _put_into_queue(queue: Any, tokens: int) -> None:

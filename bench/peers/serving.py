@@ -14,6 +14,7 @@ import numpy as np
 PROMPT_TOKENS = 64
 BYTES_PER_TOKEN = 3  # of text
 WARM_UP_S = 0.15
+PATIENCE_S = 120  # a producer on a busy machine takes long to start
 # What may be on its way at once, like an engine's slots, and in bytes: without a bound a slow consumer's queue would
 # grow, and pages fresh from the kernel would be measured instead.
 MAX_ON_WAY, MAX_BYTES_ON_WAY = 512, 16 << 20
@@ -30,6 +31,10 @@ class Side(Protocol):
 
     def stop(self) -> None:
         """End the producer and forget what is on its way."""
+        ...
+
+    def close(self) -> None:
+        """Leave no process and no file behind."""
         ...
 
 
@@ -62,8 +67,8 @@ def measure(side: Side, tokens: int, seconds: float) -> float:
     try:
         begun = time.perf_counter()
         while not side.take():
-            if time.perf_counter() - begun > 30:
-                raise TimeoutError("nothing has arrived for 30 s")
+            if time.perf_counter() - begun > PATIENCE_S:
+                raise TimeoutError(f"nothing has arrived for {PATIENCE_S} s")
         warm = time.perf_counter() + WARM_UP_S
         while time.perf_counter() < warm:
             side.take()
@@ -77,6 +82,9 @@ def measure(side: Side, tokens: int, seconds: float) -> float:
 
 def serve(side: Side) -> None:
     """Answer requests {"tokens", "seconds"} with {"rollouts_per_s"} until the input ends."""
-    for line in sys.stdin:
-        request = json.loads(line)
-        print(json.dumps({"rollouts_per_s": measure(side, request["tokens"], request["seconds"])}), flush=True)
+    try:
+        for line in sys.stdin:
+            request = json.loads(line)
+            print(json.dumps({"rollouts_per_s": measure(side, request["tokens"], request["seconds"])}), flush=True)
+    finally:
+        side.close()

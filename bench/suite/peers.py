@@ -12,7 +12,10 @@ from bench.suite.results import ROOT
 from pipeline.errors import NguError
 
 PYTHON = ROOT / ".venv-peers" / "bin" / "python"
+# Its cluster is on this machine and ends with the benchmark; a token would be left in the home directory.
+RAY = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
 HOW = "run `just peers`"
+PATIENCE_S = 60  # a server or a cluster of its own takes a while to end
 
 
 def find_python(*packages: str) -> Path | None:
@@ -26,7 +29,11 @@ def find_python(*packages: str) -> Path | None:
 def environment(num_threads: int = 1) -> dict[str, str]:
     """For a child that may import this checkout without having it installed."""
     threads = {"OMP_NUM_THREADS": str(num_threads), "OMP_WAIT_POLICY": "PASSIVE"}
-    return os.environ | threads | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return (
+        os.environ
+        | threads
+        | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", **RAY}
+    )
 
 
 class Measurer:
@@ -61,7 +68,7 @@ class Measurer:
         assert self._process.stdin is not None
         self._process.stdin.close()  # the child reads to the end of its input, and leaves in order
         try:
-            self._process.wait(10)
+            self._process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()

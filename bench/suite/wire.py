@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from bench.peers.serving import Side, on_way, rollout, serve
+from bench.peers.serving import PATIENCE_S, Side, on_way, rollout, serve
 from pipeline.channels import PeerSocket, RouterSocket, introduction
 from pipeline.messages import Cancel, Rollout, Rollouts, VersionSpan, pack_ids, pack_logprobs
 
@@ -141,13 +141,16 @@ class QueueSide:
         self._producer.start()
 
     def take(self) -> int:
-        self._queue.get(timeout=30)
+        self._queue.get(timeout=PATIENCE_S)
         return 1
 
     def stop(self) -> None:
         self._producer.kill()
         self._producer.join()
         self._queue.close()
+
+    def close(self) -> None:
+        """Nothing is left once the producer is gone."""
 
 
 def _fill_queue(queue: Any, tokens: int) -> None:
@@ -164,12 +167,7 @@ def main(kind: str, *of_producer: str) -> None:
     if of_producer:
         endpoint, tokens = of_producer
         PRODUCERS[kind](endpoint, int(tokens))
-    side = SIDES[kind]()
-    try:
-        serve(side)
-    finally:
-        if isinstance(side, _Socketed):
-            side.close()
+    serve(SIDES[kind]())
 
 
 if __name__ == "__main__":
