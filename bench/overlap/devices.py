@@ -26,7 +26,7 @@ class SimulatedEngine:
         self.holds = False
         self._rates, self._length = rates, length
         self._waiting: deque[Work] = deque()
-        self._rows: list[tuple[float, int, float, int, Work]] = []  # end, id, start, version at the start, work
+        self._rows: list[tuple[float, int, float, int, Work]] = []  # end, id, start, tokens, work
         self._progress = 0.0
         self._versions: list[tuple[float, int]] = []  # progress from which each version served
         self._pending: WeightsNotice | None = None

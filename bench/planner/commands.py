@@ -93,7 +93,7 @@ def measure(*settings: Settings, seconds: float = 10.0, out: Path = Path("rates.
     Parameters
     ----------
     seconds:
-        How long each of two processes is measured.
+        How long each of two processes is measured, in processor time on a CPU.
     out:
         The file to write.
     """

@@ -62,7 +62,7 @@ class Rates(msgspec.Struct, frozen=True):
 
 class Gpus(NamedTuple):
     kind: str
-    count: int
+    num: int
 
 
 def parse_gpus(text: str) -> Gpus:

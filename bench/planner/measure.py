@@ -24,6 +24,7 @@ from samplers.base import Problem
 
 ROWS_SHARES = (1.0, 0.25)  # of the slots: two points for a line
 GROUPS_SHARES = (1.0, 0.25)  # of a batch
+WARM_UP = 0.3
 
 
 def measure_rates(config: Config, seconds: float) -> Rates:
@@ -32,7 +33,7 @@ def measure_rates(config: Config, seconds: float) -> Rates:
         raise ConfigError(f"engines.kind = {config.engines.kind}: only engines of this process can be measured")
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(2, mp_context=spawn) as pool:
-        engine, learner = (pool.submit(of, config, seconds) for of in (_engine_rates, _learner_rates))
+        engine, learner = pool.submit(_engine_rates, config, seconds), pool.submit(_learner_rates, config, seconds)
         (step_s, row_s, host_s), (train_step_s, token_s, publish_s, load_s) = engine.result(), learner.result()
     import torch
 
@@ -49,7 +50,9 @@ def _clock() -> Callable[[], float]:
 
 
 def line(x: list[float], y: list[float]) -> tuple[float, float]:
-    """Intercept and slope through two points, neither below 0."""
+    """Intercept and slope through two points, neither below 0; flat where the points have one `x` (a single slot)."""
+    if x[0] == x[1]:
+        return min(y), 0.0
     slope = max((y[0] - y[1]) / (x[0] - x[1]), 0.0)
     return max(y[0] - slope * x[0], 0.0), slope
 
@@ -66,12 +69,15 @@ def _engine_rates(config: Config, seconds: float) -> tuple[float, float, float]:
     for share in ROWS_SHARES:
         rows = max(1, round(share * config.engines.slots))
         begun, steps, row_steps = clock(), 0, 0
-        ends = time.monotonic() + seconds / len(ROWS_SHARES)
-        while time.monotonic() < ends:
+        warm_s = begun + WARM_UP * seconds / len(ROWS_SHARES)  # rows that start together say little of a full engine
+        ends_s = begun + seconds / len(ROWS_SHARES)
+        while clock() < ends_s or steps < 2:
             while engine.num_in_flight < rows:
                 problems[next_id] = task.next_problem()
                 engine.submit([Work(next_id, next_id, 0, problems[next_id], sampling)])
                 next_id += 1
+            if clock() < warm_s:
+                begun, steps, row_steps = clock(), 0, 0
             row_steps, steps = row_steps + engine.num_in_flight, steps + 1
             ended = [r for r in engine.step() if isinstance(r, Rollout)]
             answers += [(problems.pop(r.attempt_id), r) for r in ended]
@@ -117,8 +123,8 @@ def _learner_rates(config: Config, seconds: float) -> tuple[float, float, float,
         for share in GROUPS_SHARES:
             part = groups[: max(1, round(share * len(groups)))]
             tokens = sum(r.num_sampled for group in part for r in group.rollouts)
-            times, ends = [], time.monotonic() + seconds / len(GROUPS_SHARES)
-            while time.monotonic() < ends or len(times) < 2:
+            times, ends_s = [], clock() + seconds / len(GROUPS_SHARES)
+            while clock() < ends_s or len(times) < 2:
                 begun = clock()
                 learner.step(part)
                 trained = clock()

@@ -119,6 +119,7 @@ def _in_flight(job: Job, split: Split, rates: Rates) -> Period:
     """
     learns_s = train_s(job, split.learners, rates) + rates.publish_s
     running, stretch = float(split.engines * split.slots), 1.0
+    row_s = generates_s = held_s = period_s = 0.0
     for _ in range(PASSES):
         decode_s = rates.decode_s(running / split.engines)
         row_s = stretch * decode_s  # engines stand still while they load

@@ -51,7 +51,7 @@ def make_plan(job: Job, machine: Machine, max_lag: int) -> SystemPlan:
     tp, min_learners = _fit(job, machine)
     rates = machine.rates or data_sheet_rates(machine.gpus.kind, job.model, job.context, job.inputs_per_token, tp)
     rows = _max_rows(job, machine, tp)
-    periods = [_best(p, job, machine.gpus.count, rates, (tp, min_learners, rows), max_lag) for p in PLACEMENTS]
+    periods = [_best(p, job, machine.gpus.num, rates, (tp, min_learners, rows), max_lag) for p in PLACEMENTS]
     best = min(periods, key=lambda p: (round(math.log(p.period_s) / SAME), p.lag.token))
     split = best.split
     cached = split.slots * job.context * job.model.kv_bytes(BYTES)
@@ -87,9 +87,9 @@ def _fit(job: Job, machine: Machine) -> tuple[int, int]:
     while job.model.weight_bytes(BYTES) > 0.6 * memory * tp:
         tp *= 2
     learners = math.ceil(learner_bytes(job) / (0.9 * memory))
-    if tp + learners > machine.gpus.count:
+    if tp + learners > machine.gpus.num:
         raise ConfigError(
-            f"{machine.gpus.kind}x{machine.gpus.count}: an engine needs {tp} and the learner {learners} devices for "
+            f"{machine.gpus.kind}x{machine.gpus.num}: an engine needs {tp} and the learner {learners} devices for "
             f"their memory; take more of them, or larger ones"
         )
     return tp, learners
