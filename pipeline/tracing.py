@@ -20,7 +20,7 @@ PARTS, MERGED = "trace", "trace.json"
 MAX_BYTES = 64 << 20  # a process: several hours of the learner, half an hour of an engine's steps
 FLUSH_NS = 1_000_000_000
 COUNTER_NS = 10_000_000  # between two values of a counter: finer than this nobody can see
-MIN_SPAN_NS = 50_000  # shorter ones are mostly turns of an idle loop, and would fill the trace
+MIN_SPAN_NS = 10_000  # shorter ones are the parts of an idle turn, and would fill the trace
 
 _NOTHING: AbstractContextManager[None] = nullcontext()
 _encode = msgspec.json.Encoder().encode
