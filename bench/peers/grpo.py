@@ -5,6 +5,9 @@ and the clip of gradients are those of `ngu train`; eight rollouts a problem, th
 term. Writes DIRECTORY/figures.json and the weights of every few steps to DIRECTORY/models/STEP.
 """
 
+# Installed in the peers' environment only.
+# pyright: reportMissingImports=false
+
 import json
 import sys
 import time

@@ -1,5 +1,8 @@
 """Ray queues and Redis streams with pickle, as sides of the transport benchmark: `python -m bench.peers.queues ray`."""
 
+# Installed in the peers' environment only.
+# pyright: reportMissingImports=false
+
 import multiprocessing
 import pickle
 import shutil

@@ -65,13 +65,14 @@ class Measurer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()  # the child reads to the end of its input, and leaves in order
-        try:
-            self._process.wait(PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        # `Popen` closes the pipes and waits; the child reads to the end of its input and leaves in order.
+        with self._process as process:
+            assert process.stdin is not None
+            process.stdin.close()
+            try:
+                process.wait(PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 def say_missing(what: str) -> str:

@@ -23,6 +23,7 @@ BENCHMARKS = {
     "coordinator": Entry(
         "bench.suite.coordinator:CoordinatorBench", "attempts a second through the coordinator's loop"
     ),
+    "engine": Entry("bench.suite.engine:EngineBench", "tokens a second of the engines, against generate and the bound"),
     "fits": Entry("bench.suite.fits:FitsBench", "seconds of the scaling-law fits with many points and draws"),
     "e2e": Entry(
         "bench.suite.e2e.bench:E2EBench", "whole runs of the built-in job against TRL's, and ours synchronous"

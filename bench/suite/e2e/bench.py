@@ -27,6 +27,8 @@ SETTINGS: dict[Arm, list[str]] = {
     "fixed": ["sampler.kind=fixed", "sampler.num_rollouts=8"],
 }
 THRESHOLDS = (0.3, 0.6)
+Cost = Literal["seconds", "rollouts"]
+COSTS: tuple[tuple[Cost, str], ...] = (("seconds", "s"), ("rollouts", "rollouts"))
 ROLLOUTS_PER_STEP = 384
 
 
@@ -53,7 +55,7 @@ class E2EBench(Benchmark, frozen=True):
         python = find_python("trl") if "trl" in self.arms else None
         if "trl" in self.arms and python is None:
             say(say_missing("TRL"))
-        arms = [arm for arm in self.arms if arm != "trl" or python is not None]
+        arms: list[Arm] = [arm for arm in self.arms if arm != "trl" or python is not None]
         if not arms or not self.seeds:
             raise ConfigError("e2e: no arm or no seed to run")
         file = out / "runs.jsonl"
@@ -102,7 +104,7 @@ def _check(arm: Arm, trained: Trained) -> None:
 # --- figures of one run ---
 
 
-def cost_to(run: Run, threshold: float, of: Literal["seconds", "rollouts"]) -> float:
+def cost_to(run: Run, threshold: float, of: Cost) -> float:
     """What training had cost when hard pass@1 first reached `threshold`; inf if it never did."""
     steps = sorted(run.hard)
     costs = [float(getattr(run.cost_at(step), of)) for step in steps]
@@ -132,7 +134,7 @@ PER_RUN: tuple[tuple[str, str, Callable[[Run], float], dict[str, dict[str, float
 
 
 def _rows(runs: Sequence[Run], arms: Sequence[Arm], say: Say) -> list[Row]:
-    by_arm = {arm: [run for run in runs if run.arm == arm] for arm in arms}
+    by_arm: dict[Arm, list[Run]] = {arm: [run for run in runs if run.arm == arm] for arm in arms}
     rows = [
         figure(f"{arm}: {what}", unit, [of(run) for run in found], **aims.get(arm, {}))
         for what, unit, of, aims in PER_RUN
@@ -150,7 +152,7 @@ def _rows(runs: Sequence[Run], arms: Sequence[Arm], say: Say) -> list[Row]:
 def _crossings(arm: Arm, runs: Sequence[Run], threshold: float, say: Say) -> list[Row]:
     """Medians over the seeds, counting one that never got there as infinite; no row when the median is."""
     rows = []
-    for of, unit in (("seconds", "s"), ("rollouts", "rollouts")):
+    for of, unit in COSTS:
         costs = [cost_to(run, threshold, of) for run in runs]
         reached = [c for c in costs if math.isfinite(c)]
         if math.isfinite(median(costs)) and len(reached) == len(costs):

@@ -18,7 +18,8 @@ def judge(key: str, arm: str, seed: int, trained: Trained, num_rollouts: int, nu
     task = make_task(config.task, 0)
     problems, weights = task.eval_problems(), task.level_weights()
     hard_problems = [p for p in problems if p.level in task.hard_levels]
-    hard = {}
+    hard: dict[int, float] = {}
+    levels: dict[str, float] = {}
     with VerifierPool.of_run(config) as pool:
         for step, model in sorted(trained.models.items()):
             last = step == max(trained.models)

@@ -1,0 +1,236 @@
+"""Tokens a second of the engines, and how far that is from what the core can multiply.
+
+The built-in model answers the built-in job's prompts with exactly `length` tokens each: an end token is only a token
+here, so that nobody waits for a straggler. All sides have one thread and are measured in processor seconds, which other
+processes do not take; `generate` gets no logprobs to compute and may choose its batch.
+"""
+
+import itertools
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+
+from bench.suite.base import Benchmark, Row, Say, figure, interleaved, ratio
+from learner.model import canary_batch, completion_logprobs, export_model_dir, load_model
+from pipeline.config import Config
+from pipeline.engines.batching import BatchingEngine
+from pipeline.engines.embedded.decoder import EmbeddedDecoder
+from pipeline.engines.embedded.shape import ModelShape
+from pipeline.engines.transformers_engine import TransformersDecoder
+from pipeline.errors import ConfigError
+from pipeline.messages import SamplingParams, WeightsNotice, Work
+from pipeline.sections import PositiveInt
+from pipeline.tasks.registry import make_task
+from pipeline.tokenization import PromptCodec
+from pipeline.weights import WeightPublisher
+from samplers.base import Problem
+
+AGAINST_GENERATE = 1.5
+OF_THE_BOUND = 0.3
+SLOTS = 64  # those that the targets are about, and of what is measured at one size only
+GEMM, STREAM = "products", "memory"
+UNIT = "tokens/CPU s"
+GEMM_SIZE = 1024
+STREAM_MB = 64
+PROMPT_ROOM = 32  # tokens, more than any prompt of the job has
+CPU = torch.device("cpu")
+
+Side = Callable[[], float]
+
+
+class EngineBench(Benchmark, frozen=True):
+    """`slots`: of the embedded engine. `batches`: of `generate`, of which the best counts at each length."""
+
+    slots: tuple[PositiveInt, ...] = (1, 16, 64, 256)
+    lengths: tuple[PositiveInt, ...] = (64, 256)
+    batches: tuple[PositiveInt, ...] = (32, 64, 128, 256)
+    repeats: PositiveInt = 5
+
+    def run(self, say: Say) -> list[Row]:
+        torch.set_num_threads(1)
+        model, tokenizer = load_model("builtin")
+        shape = ModelShape.of(model.config)
+        if max(self.lengths) + 32 > shape.max_tokens:
+            raise ConfigError(
+                f"engine: the model has {shape.max_tokens} positions; give lengths to {shape.max_tokens - 32}"
+            )
+        rows = []
+        with tempfile.TemporaryDirectory(prefix="ngu-bench-") as scratch, ExitStack() as stack:
+            export_model_dir(model, tokenizer, Path(scratch) / "model")
+            publisher = WeightPublisher(Path(scratch) / "weights")
+            stack.callback(publisher.close)
+            served = _Served(model, Path(scratch) / "model", _notice(model, publisher, Path(scratch) / "model"))
+            for length in self.lengths:
+                rows += self._at(length, served, shape, say)
+        return rows
+
+    def _at(self, length: int, served: "_Served", shape: ModelShape, say: Say) -> list[Row]:
+        embedded = {_embedded(n): _engine(served, EmbeddedDecoder, n, length) for n in self.slots}
+        waves = {f"transformers engine, {SLOTS} slots": _engine(served, TransformersDecoder, SLOTS, length)}
+        generated = {
+            cache: {f"generate, {cache} cache, batch {n}": _generate(served, cache, n, length) for n in self.batches}
+            for cache in ("dynamic", "static")
+        }
+        others = waves | _library_batching(served, length, say)
+        sides = embedded | others | generated["dynamic"] | generated["static"]
+        found = interleaved(sides | {GEMM: _gemm, STREAM: _stream}, self.repeats)
+        best = [max(of_cache, key=lambda name: median(found[name])) for of_cache in generated.values()]
+        at = f"{length} tokens"
+        rows = [figure(f"{at}, {name}", UNIT, found[name]) for name in (*embedded, *others, *best)]
+        if SLOTS in self.slots:
+            ours, fastest = found[_embedded(SLOTS)], max(best, key=lambda name: median(found[name]))
+            context = served.num_prompt_tokens + length / 2
+            bound = [_bound(shape, context, *peaks) for peaks in zip(found[GEMM], found[STREAM], strict=True)]
+            rows += [
+                ratio(f"{at}, {_embedded(SLOTS)}, against {fastest}", ours, found[fastest], at_least=AGAINST_GENERATE),
+                figure(f"{at}, bound at {SLOTS} slots", UNIT, bound),
+                ratio(f"{at}, {_embedded(SLOTS)}, of that bound", ours, bound, at_least=OF_THE_BOUND),
+            ]
+        return rows
+
+
+def _embedded(slots: int) -> str:
+    return f"embedded, {slots} slots"
+
+
+# --- sides ---
+
+
+class _Endless(PromptCodec):
+    """No token ends a completion, so that all have the same length."""
+
+    def __init__(self, model_dir: Path):
+        super().__init__(model_dir)
+        self.eos_ids = frozenset()
+
+
+class _Served:
+    """The model, as files and weights for our engines and as an object for the library's."""
+
+    def __init__(self, model: PreTrainedModel, model_dir: Path, notice: WeightsNotice):
+        self.model, self.notice = model, notice
+        self.codec = _Endless(model_dir)
+        task = make_task(Config().task, 0)
+        self.prompts = [p.prompt for p in itertools.islice(iter(task.next_problem, None), max(512, SLOTS))]
+        self.num_prompt_tokens = float(np.mean([len(self.codec.encode(p)) for p in self.prompts]))
+
+
+def _notice(model: PreTrainedModel, publisher: WeightPublisher, model_dir: Path) -> WeightsNotice:
+    ids, batch = canary_batch(model)
+    with torch.no_grad():
+        logprobs, _ = completion_logprobs(model, batch, temperature=1.0)
+    return publisher.publish(model.state_dict(), 0, model_dir, ids.numpy(), logprobs.numpy())
+
+
+def _engine(served: _Served, decoder: Callable[..., Any], slots: int, length: int) -> Side:
+    engine = BatchingEngine(decoder(served.model.config, slots, CPU), served.codec, slots, 0, "bench")
+    engine.load_weights(served.notice)
+    numbers = itertools.count()
+    sampling = SamplingParams(1.0, length)
+
+    def once() -> float:
+        prompts = served.prompts[:slots]
+        ids = list(itertools.islice(numbers, slots))
+        work = [Work(i, i, 0, Problem("", "", p, ""), sampling) for i, p in zip(ids, itertools.cycle(prompts))]
+        started = time.process_time()
+        engine.submit(work)
+        while engine.num_in_flight:
+            engine.step()
+        return slots * length / (time.process_time() - started)
+
+    return once
+
+
+def _settings(length: int, cache: str | None) -> GenerationConfig:
+    """Plain sampling of `length` tokens. Without compilation, which takes minutes and runs slower on a CPU."""
+    return GenerationConfig(
+        do_sample=True,
+        temperature=1.0,
+        top_k=0,
+        top_p=1.0,
+        max_new_tokens=length,
+        eos_token_id=None,
+        pad_token_id=0,
+        cache_implementation=cache,
+        disable_compile=True,
+    )
+
+
+def _generate(served: _Served, cache: str, batch: int, length: int) -> Side:
+    settings = _settings(length, cache)
+    encoded = [served.codec.encode(p) for p in itertools.islice(itertools.cycle(served.prompts), batch)]
+    generate: Any = served.model.generate
+    longest = max(map(len, encoded))
+    ids = torch.tensor([[0] * (longest - len(e)) + e for e in encoded])
+    mask = torch.tensor([[0] * (longest - len(e)) + [1] * len(e) for e in encoded])
+
+    def once() -> float:
+        started = time.process_time()
+        made = generate(input_ids=ids, attention_mask=mask, generation_config=settings)
+        assert made.shape == (batch, longest + length), "every row has its length"
+        return batch * length / (time.process_time() - started)
+
+    return once
+
+
+def _library_batching(served: _Served, length: int, say: Say) -> dict[str, Side]:
+    """The library's own continuous batching, if it runs on this machine."""
+    encoded = [served.codec.encode(p) for p in served.prompts[:SLOTS]]
+    settings = _settings(length, None)
+    generate: Any = served.model.generate_batch
+
+    def once() -> float:
+        started = time.process_time()
+        made = generate(encoded, generation_config=settings)
+        seconds = time.process_time() - started
+        if sum(len(output.generated_tokens) for output in made.values()) != SLOTS * length:
+            raise RuntimeError("it returned other tokens than it was asked for")
+        return SLOTS * length / seconds
+
+    try:
+        once()
+    except Exception as e:  # an experimental part of the library, whose failures have no type of their own
+        say(f"continuous batching of transformers does not run here: {' '.join(str(e).split())[:200]}")
+        return {}
+    return {f"continuous batching of transformers, {SLOTS} requests": once}
+
+
+# --- the bound ---
+
+
+def _gemm() -> float:
+    """Floating-point operations a processor second in a product of large matrices."""
+    a, b = torch.ones(GEMM_SIZE, GEMM_SIZE), torch.ones(GEMM_SIZE, GEMM_SIZE)
+    started = time.process_time()
+    for _ in range(3):
+        torch.mm(a, b)
+    return 3 * 2 * GEMM_SIZE**3 / (time.process_time() - started)
+
+
+def _stream() -> float:
+    """Bytes a processor second that can be read from memory."""
+    source = torch.ones(STREAM_MB << 18)
+    started = time.process_time()
+    for _ in range(3):
+        source.sum()
+    return 3 * (STREAM_MB << 20) / (time.process_time() - started)
+
+
+def _bound(shape: ModelShape, context: float, flops_per_s: float, bytes_per_s: float) -> float:
+    """Tokens a second if decoding were nothing but its products, or nothing but reading weights and cache once a step,
+    whichever is slower. `context`: mean tokens that a row looks back on.
+    """
+    width, kv_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    of_layer = shape.hidden * (2 * width + 2 * kv_width + 3 * shape.ff)
+    weights = shape.num_layers * of_layer + shape.vocab * shape.hidden
+    flops = 2 * weights + 4 * shape.num_layers * width * context
+    num_bytes = 4 * (weights / SLOTS + 2 * shape.num_layers * kv_width * context)
+    return min(flops_per_s / flops, bytes_per_s / num_bytes)

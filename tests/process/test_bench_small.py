@@ -1,0 +1,63 @@
+"""Benchmarks at their smallest: every side runs, and each figure is there and is a figure."""
+
+import pytest
+
+from bench.suite import transport
+from bench.suite.base import Row
+from bench.suite.engine import EngineBench
+from bench.suite.learner import LearnerBench
+from bench.suite.transport import TransportBench
+from bench.suite.weights import WeightsBench
+
+pytestmark = pytest.mark.timeout(280)  # children import libraries, and the machine may be busy
+
+
+def named(rows: list[Row]) -> dict[str, Row]:
+    found = {row.what: row for row in rows}
+    assert len(found) == len(rows), "every figure has a name of its own"
+    assert all(0 <= row.low <= row.median <= row.high for row in rows)
+    return found
+
+
+def test_transport_measures_every_side_and_names_those_that_are_not_there(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(transport, "find_python", lambda *packages: None)
+    said: list[str] = []
+    rows = named(TransportBench(tokens=(64, 2048), seconds=0.05, repeats=1).run(said.append))
+    assert [line.partition(":")[0] for line in said] == [transport.REDIS, transport.RAY]
+    for tokens in ("64", "2,048"):
+        for side in (transport.OURS, transport.RAW, transport.QUEUE):
+            assert rows[f"{tokens} tokens, {side}"].median > 0
+        ours, raw = rows[f"{tokens} tokens, {transport.OURS}"], rows[f"{tokens} tokens, {transport.RAW}"]
+        against = rows[f"{tokens} tokens, against {transport.RAW}"]
+        assert against.median == pytest.approx(ours.median / raw.median)
+        assert against.at_least == {"64": 0.4, "2,048": 0.8}[tokens]
+        # Ids, logprobs and text are 11 bytes a token; the rest is small.
+        per_token = 1e6 * rows[f"{tokens} tokens, {transport.OURS}: bytes"].median / ours.median
+        assert 11 * int(tokens.replace(",", "")) < per_token < 11 * int(tokens.replace(",", "")) + 600
+
+
+def test_weights_are_timed_by_transfer_and_nothing_is_lost():
+    rows = named(WeightsBench(large_mb=3, repeats=2).run(print))
+    lost = [row for what, row in rows.items() if "lost" in what]
+    assert len(lost) == 2 and all(row.median == 0 and row.outcome == "met" for row in lost)
+    small, large = (what.partition(",")[0] for what in rows if what.endswith("memcpy") and "against" not in what)
+    for at in (small, large):
+        for name in ("shared memory", "disk"):
+            parts = [rows[f"{at}, {name}: {part}"] for part in ("publish", "engine stalls", "publish to loaded")]
+            assert all(0 < part.median < parts[2].high for part in parts[:2])
+    assert rows[f"{small}, shared memory: publish to loaded, against memcpy"].outcome is None, "few bytes: no target"
+    assert rows[f"{large}, shared memory: publish to loaded, against memcpy"].at_most == 3
+
+
+def test_engine_and_learner_give_a_figure_for_every_side():
+    said: list[str] = []
+    rows = named(EngineBench(slots=(64,), lengths=(3,), batches=(2, 4), repeats=1).run(said.append))
+    kinds = {what.removeprefix("3 tokens, ").partition(",")[0] for what in rows}
+    assert {"embedded", "transformers engine", "generate"} < kinds
+    best = [what for what in rows if what.startswith("3 tokens, generate")]
+    assert {what.split(", ")[2] for what in best} == {"dynamic cache", "static cache"}
+    assert rows["3 tokens, embedded, 64 slots, of that bound"].median < 1, "no engine is faster than its bound"
+    rows = named(LearnerBench(rollouts=16, repeats=1, micro_batch_tokens=(256,)).run(said.append))
+    padded, sorted_ = rows["one padded batch"], rows["micro-batches of 256 tokens"]
+    speedup = rows["micro-batches of 256 tokens, against one padded batch"]
+    assert speedup.median == pytest.approx(sorted_.median / padded.median)
