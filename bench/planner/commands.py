@@ -4,12 +4,13 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
-from cyclopts import Parameter
+from cyclopts import App, Parameter
 
-from bench.scaling.commands import plan
+from bench.scaling.commands import n
 from pipeline.errors import ConfigError
 
-__all__ = ["plan"]
+plan = App(name="plan", help="Prescribe the settings of a run: from a fit, or from models of its devices.")
+plan.command(n)
 
 Settings = Annotated[
     str, Parameter(show_default=False, help="A TOML file, and settings such as engines.slots=128 that override it.")

@@ -1,4 +1,4 @@
-"""The verbs `ngu fit` and `ngu plan`. What computes is imported when a verb runs, so that help costs nothing."""
+"""The verbs `ngu fit` and `ngu plan n`. What computes is imported when a verb runs, so that help costs nothing."""
 
 import sys
 from collections.abc import Iterator
@@ -13,7 +13,6 @@ from pipeline.errors import ConfigError
 MIN_DRAWS = 40  # fewer cannot show a 95% interval
 
 fit = App(name="fit", help="Fit a scaling law to what runs measured, with intervals, a figure and a verdict in words.")
-plan = App(name="plan", help="Prescribe the settings of a run from a saved fit.")
 
 Inputs = Annotated[Path, Parameter(show_default=False)]
 Draws = Annotated[int, Parameter(help="Bootstrap draws.")]
@@ -127,7 +126,6 @@ def isocompute(
     return 0
 
 
-@plan.command
 def n(fit_file: Path, /, *, budget: float, base_lr: float = 1e-6, as_json: Json = False) -> int:
     """Problems per batch, rollouts per problem, steps and learning rate for a budget.
 

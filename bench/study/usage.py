@@ -42,7 +42,7 @@ def read_usage(ledger: Path) -> Usage | None:
         return None
 
 
-def _usage(chains: Iterable[tuple]) -> Usage | None:
+def _usage(chains: Iterable[tuple[str, int, bool, int, bool, bool, int, float]]) -> Usage | None:
     judged = trained = right = wrong = groups = full = improving = retried = 0
     solved: dict[str, bool] = {}
     best: dict[str, float] = {}
@@ -58,7 +58,7 @@ def _usage(chains: Iterable[tuple]) -> Usage | None:
         retried += is_retried
         full += any_right
         improving += not any_right and reward > best.get(problem, float("-inf"))
-        best[problem] = max(reward, best.get(problem, reward))
+        best[problem] = max(reward, best[problem]) if problem in best else reward
     if not judged:
         return None
     of_groups = max(groups, 1)
