@@ -68,7 +68,7 @@ demo *arguments: setup
 # Everything a change must pass: lint, types, import rules, tests.
 [group('develop')]
 test: setup sglang lint types imports
-    {{ bin }}/python -m pytest -n 2 --dist loadgroup
+    {{ bin }}/python -m pytest -n 3 --dist loadgroup
 
 # Style and formatting.
 [group('develop')]

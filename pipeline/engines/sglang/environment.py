@@ -20,7 +20,8 @@ def find_python(config: EnginesConfig) -> str:
     found = next((p for p in _candidates() if p.is_file()), None)
     if found is not None:
         return str(found)
-    if find_spec("sglang") is not None:
+    package = find_spec("sglang")
+    if package is not None and package.origin is not None:  # not any directory of that name on the path
         return sys.executable
     raise ConfigError(
         "engines.kind = sglang, and no SGLang is installed: run `just sglang`, set engines.python to the python of an "
