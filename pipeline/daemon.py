@@ -64,7 +64,6 @@ class Supervisor:
         self.restarts = RestartBudget(config.daemon.max_restarts, config.daemon.restart_wait_s)
         self.stop_requested = False
         self._engine_names = [f"engine-{i}" for i in range(config.engines.count)]
-        self._control: EngineControl | None = None
 
     def run(self, resume: bool) -> int:
         (self.run_dir / "logs").mkdir(exist_ok=True)
@@ -73,7 +72,9 @@ class Supervisor:
             checkpoint = checkpoints.latest(self.run_dir) if resume else None
             self._start_all(checkpoint)
             try:
-                self._watch()
+                (self.run_dir / "ipc").mkdir(mode=0o700, exist_ok=True)
+                with contextlib.closing(EngineControl(self.run_dir, self)) as control:
+                    self._watch(control)
                 return 0
             except RoleEnded as ended:
                 if ended.fatal or self.stop_requested:
@@ -130,8 +131,6 @@ class Supervisor:
             self.roles.append(Role("gateway", [*python, "pipeline.remote.gateway", run], is_stateful=False))
         for role in self.roles:
             self._start(role)
-        (self.run_dir / "ipc").mkdir(mode=0o700, exist_ok=True)
-        self._control = EngineControl(self.run_dir, self)
 
     def _engine_role(self, name: str) -> Role:
         argv = [sys.executable, "-m", "pipeline.worker", str(self.run_dir), "--name", name]
@@ -163,15 +162,14 @@ class Supervisor:
         log.follow(role.process)
         role.due, role.looks_stopped = None, 0
 
-    def _watch(self) -> None:
+    def _watch(self, control: EngineControl) -> None:
         """Return when the coordinator has ended the run; raise RoleEnded when it cannot go on."""
         coordinator = self.roles[0]
         watch = HangWatch(self.run_dir, self.config.daemon.hang_s)
         deadline: float | None = None
         while True:
             time.sleep(POLL_S)
-            assert self._control is not None
-            self._control.serve()
+            control.serve()
             if self.stop_requested and deadline is None:
                 deadline = time.monotonic() + STOP_GRACE_S
                 assert coordinator.process is not None
@@ -247,9 +245,6 @@ class Supervisor:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-        if self._control is not None:
-            self._control.close()
-            self._control = None
         shutil.rmtree(self.run_dir / "ipc", ignore_errors=True)
 
     def _record_failure(self, reason: str) -> None:

@@ -20,7 +20,8 @@ Ngu = Callable[..., int]
 
 @pytest.fixture
 def ngu(monkeypatch: pytest.MonkeyPatch) -> Ngu:
-    verbs = [EntryPoint(name, f"bench.scaling.commands:{name}", cli.GROUP) for name in ("fit", "plan")]
+    homes = {"fit": "scaling", "plan": "planner"}
+    verbs = [EntryPoint(name, f"bench.{home}.commands:{name}", cli.GROUP) for name, home in homes.items()]
     monkeypatch.setattr(cli, "entry_points", lambda group: verbs)
     return lambda *argv: cli.main([str(a) for a in argv])
 
