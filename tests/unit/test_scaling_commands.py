@@ -19,7 +19,8 @@ Ngu = Callable[..., int]
 
 
 @pytest.fixture
-def ngu(monkeypatch: pytest.MonkeyPatch) -> Ngu:
+def ngu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ngu:
+    monkeypatch.chdir(tmp_path)  # where fits land unless told otherwise
     homes = {"fit": "scaling", "plan": "planner"}
     verbs = [EntryPoint(name, f"bench.{home}.commands:{name}", cli.GROUP) for name, home in homes.items()]
     monkeypatch.setattr(cli, "entry_points", lambda group: verbs)
