@@ -38,6 +38,16 @@ def read_plan(path: Path, kind: type[T], what: str, page: str) -> T:
         raise ConfigError(f"{path}: not a {what}: {e}") from None
 
 
+def read_report(path: Path, kind: type[T], what: str, remedy: str) -> T:
+    """What another verb wrote as JSON. Raises ConfigError for anything but `what`; `remedy` says how to get one."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file; {remedy}") from None
+    except (OSError, msgspec.DecodeError) as e:
+        raise ConfigError(f"{path}: not {what} ({e})") from None
+
+
 def read_results(path: Path, kind: type[T], repair: bool = True) -> list[T]:
     """The results so far; none when there is no such file. A line torn by a kill is cut off, to be run again, unless
     `repair` is off: then somebody may be writing it.
@@ -89,10 +99,18 @@ def run_rest(
     return [done[work.key] for work in todo]
 
 
-def hold(out: Path, verb: str) -> rundir.RunLock:
-    """Make the directory of a study and keep others of `verb` out of it; raises ConfigError."""
+def make_directory(out: Path) -> None:
+    """Where results go; raises ConfigError."""
     try:
         out.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise ConfigError(f"{out}: cannot be created: {e.strerror}; choose another --out") from None
+
+
+def hold(out: Path, verb: str) -> rundir.RunLock:
+    """Make the directory of a study and keep others of `verb` out of it; raises ConfigError."""
+    make_directory(out)
+    try:
         return rundir.lock(out)
     except OSError as e:
         raise ConfigError(f"{out}: cannot be created: {e.strerror}; choose another --out") from None

@@ -42,16 +42,14 @@ def coverage(
     out:
         Directory for the figure (PNG, SVG), its data (CSV), the numbers (JSON) and the outcomes of every rollout.
     """
+    from bench.files import make_directory
     from learner.evaluation.estimates import parse_ks
 
     ks = parse_ks(k)
     if ks[-1] < 2:
         raise ConfigError(f"--k {k}: a comparison of coverage needs k of 2 or more")
     num_rollouts = enough_rollouts(rollouts, ks)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise ConfigError(f"{out}: cannot be created: {e.strerror}; choose another --out") from None
+    make_directory(out)
     before, after = _both(base, tuned, settings, task, strategy, num_rollouts, seed, out)
 
     from bench.coverage.compare import compare, pair_up

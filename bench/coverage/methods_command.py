@@ -56,16 +56,14 @@ def methods(
     out:
         Directory for the figure (PNG, SVG), its data (CSV), the numbers (JSON) and the outcomes of every rollout.
     """
+    from bench.files import make_directory
     from learner.evaluation.estimates import parse_ks
 
     ks = parse_ks(k)
     num_rollouts = enough_rollouts(rollouts, ks)
     given = [word for word in runs if Path(word).is_dir() or word.endswith(OUTCOMES)]
     models = _models(given)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise ConfigError(f"{out}: cannot be created: {e.strerror}; choose another --out") from None
+    make_directory(out)
     settings = [word for word in runs if word not in given]
     before, trained = _outcomes(base, models, settings, task, strategy, num_rollouts, seed, out)
 

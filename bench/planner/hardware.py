@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from bench.files import read_report
 from bench.planner.shape import ModelSize
 from pipeline.errors import ConfigError
 
@@ -103,9 +104,5 @@ def data_sheet_rates(kind: str, model: ModelSize, context: float, inputs_per_tok
 
 def read_rates(path: Path) -> Rates:
     """What `ngu plan measure` wrote; raises ConfigError for anything else."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Rates)
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; `ngu plan measure --out {path}` writes it") from None
-    except (OSError, msgspec.DecodeError) as e:
-        raise ConfigError(f"{path}: not rates that `ngu plan measure` wrote ({e})") from None
+    what, remedy = "rates that `ngu plan measure` wrote", f"`ngu plan measure --out {path}` writes it"
+    return read_report(path, Rates, what, remedy)

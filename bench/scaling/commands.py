@@ -163,14 +163,13 @@ class _Report(Protocol):
 
 def _prepare(inputs: tuple[Path, ...], draws: int, out: Path, what: str) -> None:
     """Refuse before the work what could not be finished."""
+    from bench.files import make_directory
+
     if not inputs:
         raise ConfigError(f"nothing to fit: give {what}, or --check")
     if draws < MIN_DRAWS:
         raise ConfigError(f"--draws {draws}: at least {MIN_DRAWS} are needed for a 95% interval")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-        raise ConfigError(f"{out}: cannot be created: {e.strerror}; choose another --out") from None
+    make_directory(out)
 
 
 def _print_report(report: _Report, table: str, paths: list[Path], as_json: bool) -> None:

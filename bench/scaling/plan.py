@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from bench.files import read_report
 from bench.scaling.isocompute import IsoFit
 from bench.scaling.isocompute_report import IsoReport
 from learner.evaluation.estimates import Estimate
@@ -39,12 +40,8 @@ class Plan(msgspec.Struct, frozen=True):
 
 def load_fit(path: Path) -> IsoReport:
     """A report written by `ngu fit isocompute`; raises ConfigError for anything else."""
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=IsoReport)
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file; `ngu fit isocompute` writes isocompute.json") from None
-    except (OSError, msgspec.DecodeError) as e:
-        raise ConfigError(f"{path}: not a fit written by `ngu fit isocompute` ({e})") from None
+    what, remedy = "a fit written by `ngu fit isocompute`", "`ngu fit isocompute` writes isocompute.json"
+    return read_report(path, IsoReport, what, remedy)
 
 
 def make_plan(report: IsoReport, compute: float, base_lr: float) -> Plan:

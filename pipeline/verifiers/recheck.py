@@ -1,4 +1,4 @@
-"""A second look, in exact arithmetic, at what math-verify calls equal.
+"""A look in exact arithmetic at what math-verify would call equal.
 
 It compares numbers by their absolute difference, so two tiny numbers, or two expressions with tiny coefficients, are
 "equal" to it; and it takes two equations for equal when solving them gives nothing to compare. `refuted` catches
