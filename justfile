@@ -87,6 +87,11 @@ chaos seeds="1..16": setup
     NGU_CHAOS_SEEDS="$(seq -s, 60)" {{ bin }}/python -m pytest -q tests/unit -k chaos
     {{ bin }}/python tests/support/chaos.py {{ seeds }}
 
+# The cable of a remote worker cut and half-open for so many seconds (needs the right to make network namespaces).
+[group('develop')]
+cable seconds="30": setup
+    NGU_CUT_S={{ seconds }} {{ bin }}/python -m pytest -q -rs tests/process/test_remote_faults.py -k cable
+
 # A simulated run at full rate: attempts a second, and whether memory or disk grow.
 [group('develop')]
 soak minutes="30": setup

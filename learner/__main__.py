@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from learner.checkpoint import open_learner, save_checkpoint
-from learner.model import export_model_dir
+from learner.model import export_model_dir, num_token_ids
 from learner.ranks import Ranks, alone, join_ranks, leave_ranks
 from learner.recording import Recorder, StepRecord
 from pipeline import tracing
@@ -29,6 +29,7 @@ from pipeline.messages import (
     BatchRequest,
     Heartbeat,
     PeerFailed,
+    PublishAgain,
     Save,
     SetLearningRate,
     StepDone,
@@ -105,6 +106,8 @@ class LearnerRole:
                 return message
             if isinstance(message, SetLearningRate):
                 self.learner.config = msgspec.structs.replace(self.learner.config, lr=message.lr)
+            if isinstance(message, PublishAgain) and message.policy_version == self.learner.policy_version:
+                self.socket.send(StepDone(message.policy_version, self._publish(), metrics={}))
             self._heartbeat()
 
     def _train(self, batch: Batch) -> WeightsNotice:
@@ -132,7 +135,8 @@ class LearnerRole:
             version, weights = self.learner.policy_version, self.learner.state_dict()
             if self.publisher is None:  # what this rank would say is not heard
                 return WeightsNotice(version, "", "", 0, "", b"", b"")
-            return self.publisher.publish(weights, version, self.model_dir, ids.numpy(), logprobs.numpy())
+            notice = self.publisher.publish(weights, version, self.model_dir, ids.numpy(), logprobs.numpy())
+            return msgspec.structs.replace(notice, vocab_size=num_token_ids(self.learner.model))
 
     def _save_now(self, checkpoint: str, notice: WeightsNotice) -> None:
         self._save(Path(checkpoint))

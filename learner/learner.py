@@ -225,7 +225,7 @@ class Learner:
         found: dict[int, Tensor] = {}
         for indices in micro_batches([row.num_inputs for row in rows], self.config.micro_batch_tokens):
             own = [rows[i] for i in indices]
-            hidden = completion_hidden(self.model, self._collate(own))
+            hidden = completion_hidden(self.model, self._collate(own), getattr(torch, self.config.dtype))
             hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
             found |= zip(indices, hidden.split([row.advantages.size for row in own]), strict=True)
             on_progress()

@@ -94,13 +94,13 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, directory: Path) -> None:
         (directory / "tokenizer.json").write_bytes(exact)
 
 
-def completion_hidden(model: PreTrainedModel, batch: TokenBatch) -> Tensor:
-    """[N, H] last hidden states at `batch.positions`, from which the targets are predicted."""
+def completion_hidden(model: PreTrainedModel, batch: TokenBatch, dtype: torch.dtype = torch.float32) -> Tensor:
+    """[N, H] last hidden states at `batch.positions`, from which the targets are predicted, computed in `dtype`."""
     sharded = getattr(model, SHARDED_HIDDEN, None)
-    return sharded(batch) if sharded is not None else _hidden(model, batch)
+    return sharded(batch, dtype) if sharded is not None else _hidden(model, batch, dtype)
 
 
-def _hidden(model: PreTrainedModel, batch: TokenBatch, dtype: torch.dtype = torch.float32) -> Tensor:
+def _hidden(model: PreTrainedModel, batch: TokenBatch, dtype: torch.dtype) -> Tensor:
     with torch.autocast(batch.input_ids.device.type, dtype, enabled=dtype != torch.float32):
         hidden = model.base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
     return hidden.flatten(0, 1).index_select(0, batch.positions)
@@ -192,16 +192,17 @@ def _head_logprobs(
     return logprobs, entropies
 
 
-def _vocab_size(model: PreTrainedModel) -> int:
+def num_token_ids(model: PreTrainedModel) -> int:
+    """Rows of the embedding: a token id is below this, in a vocabulary that may be smaller."""
     embeddings: Any = model.get_input_embeddings()
     return embeddings.weight.shape[0]
 
 
 def canary_batch(model: PreTrainedModel) -> tuple[Tensor, TokenBatch]:
     """Token ids, [T] int64, that depend on the vocabulary only, and the batch that predicts all but the first."""
-    vocab_size = _vocab_size(model)
+    num_ids = num_token_ids(model)
     length = min(CANARY_TOKENS, getattr(model.config, "max_position_embeddings", CANARY_TOKENS))
-    ids = (torch.arange(length, dtype=torch.int64) * 7919 + 1) % vocab_size  # a prime step visits distinct tokens
+    ids = (torch.arange(length, dtype=torch.int64) * 7919 + 1) % num_ids  # a prime step visits distinct tokens
     ids = ids.to(model.device)
     positions = torch.arange(length - 1, device=model.device)
     return ids, TokenBatch(ids[:-1].unsqueeze(0), positions, ids[1:])
@@ -210,7 +211,7 @@ def canary_batch(model: PreTrainedModel) -> tuple[Tensor, TokenBatch]:
 def load_reference(path: str, model: PreTrainedModel) -> PreTrainedModel:
     """The frozen model that `model` is held near to; raises ConfigError where their vocabularies differ."""
     reference, _ = load_model(path, model.device)
-    theirs, ours = _vocab_size(reference), _vocab_size(model)
+    theirs, ours = num_token_ids(reference), num_token_ids(model)
     if theirs != ours:
         raise ConfigError(f"learner.kl.reference {path}: its vocabulary has {theirs} tokens, the policy's {ours}")
     return reference.requires_grad_(False)

@@ -99,6 +99,12 @@ class PeerSocket:
             self._context.destroy(linger=LINGER_MS)
 
 
+class Unreadable(msgspec.Struct, frozen=True):
+    """In the place of a message: what a peer sent is none, and `reason` says why."""
+
+    reason: str
+
+
 class Transport(Protocol):
     """`RouterSocket`, or a fake that drives the coordinator's loop on a virtual clock."""
 
@@ -120,14 +126,13 @@ class RouterSocket:
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         self._socket.bind(endpoint)
-        self.num_rejected = 0
         self._turn_began = time.monotonic()
         self._is_behind = False  # the last drain stopped at a bound
 
     def receive(self, timeout_s: float) -> list[tuple[str, Any]]:
         """Everything that has arrived, up to the drain bounds; waits at most `timeout_s` for the first message.
 
-        Bytes that are not a message are counted in `num_rejected` and otherwise ignored.
+        Bytes that are not a message come as `Unreadable`.
         """
         now = time.monotonic()
         gather_until = now + min(GATHER_TURNS * (now - self._turn_began), GATHER_S)
@@ -153,9 +158,9 @@ class RouterSocket:
             num_bytes += len(payload)
             name = sender.decode(errors="replace")
             try:
-                received.append((name, _decoded(_decode_from_peer, payload, name)))
-            except WireError:
-                self.num_rejected += 1
+                received.append((name, _decoded(_decode_from_peer, payload, "it")))
+            except WireError as e:
+                received.append((name, Unreadable(e.message)))
         self._is_behind = True
         return received
 

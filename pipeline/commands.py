@@ -14,16 +14,15 @@ from cyclopts import Parameter
 
 from pipeline import rundir
 from pipeline.config import Config, load_config
-from pipeline.coordinator.starvation import MAX_SEQ_MULTIPLIER
 from pipeline.engines.sglang.environment import find_python
 from pipeline.errors import ConfigError, NguError
 from pipeline.model_path import model_for_task, resolve_model_path
 from pipeline.progress import Progress, duration, number, of
+from pipeline.room import check_room
 from pipeline.tasks.base import TaskSource
 from pipeline.tasks.jsonl import FileTask
 from pipeline.tasks.registry import FileConfig, make_task
 from pipeline.verifiers.preflight import resolve_verifier
-from samplers.never_give_up import NeverGiveUpConfig
 
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 120.0
@@ -173,30 +172,9 @@ def _resolve_model(config: Config) -> Config:
     if kl.reference:
         kl = msgspec.structs.replace(kl, reference=_found_model(kl.reference, task, "learner.kl.reference"))
     learner = msgspec.structs.replace(config.learner, kl=kl)
-    _check_room(config, resolve_model_path(model.path))
-    return msgspec.structs.replace(config, model=model, learner=learner)
-
-
-def _check_room(config: Config, model: Path) -> None:
-    """A completion that leaves no room for a prompt is an error now, not a run whose every attempt fails.
-
-    Not where the limit is another one: a server sets its own, and a .gguf file is not read here.
-    """
-    file = model / "config.json"
-    if config.engines.kind in ("sglang", "fake") or not file.is_file():
-        return
-    try:
-        room = msgspec.json.decode(file.read_bytes(), type=dict).get("max_position_embeddings")
-    except msgspec.DecodeError:
-        return  # whoever loads the model says what is wrong with it
-    may_grow = "continue_truncated" in config.guards.starvation and isinstance(config.sampler, NeverGiveUpConfig)
-    times = MAX_SEQ_MULTIPLIER if may_grow else getattr(config.sampler, "seq_multiplier", 1)
-    longest = config.sampling.max_new_tokens * times
-    if isinstance(room, int) and longest >= room:
-        raise ConfigError(
-            f"sampling.max_new_tokens: completions of {longest} tokens and their prompts do not fit into the {room} "
-            "positions of the model; lower it, or sampler.seq_multiplier, or leave continue_truncated out of the guards"
-        )
+    config = msgspec.structs.replace(config, model=model, learner=learner)
+    check_room(config)
+    return config
 
 
 def _found_model(path: str, task: str, setting: str = "model.path") -> str:
@@ -276,6 +254,8 @@ def _status_lines(progress: Progress) -> list[str]:
     ]
     if attempts:
         lines.append(f"attempts: {attempts}")
+    if errors := s.get("errors"):
+        lines.append("errors: " + ", ".join(f"{name.removeprefix('error/')} {n}" for name, n in errors.items()))
     if learner := s.get("learner"):
         lines.append(f"learner: {learner['ranks']:.0f} ranks, up in {learner['startup_s']:.1f} s")
     if gateway := s.get("gateway"):

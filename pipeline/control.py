@@ -16,6 +16,7 @@ import zmq
 
 from pipeline.config import Config, dump_config, override_config
 from pipeline.errors import ConfigError, NguError
+from pipeline.room import check_room
 
 COORDINATOR, SUPERVISOR = "control", "supervisor"
 ENDPOINT = f"ipc://ipc/{COORDINATOR}"  # relative to the run directory, as channels.ENDPOINT is
@@ -72,10 +73,11 @@ class ControlSocket:
     def serve(self, handle: Callable[[Request], Reply]) -> None:
         """Answer every request that has arrived; returns at once when there is none."""
         while self._socket.poll(0):
-            payload = self._socket.recv()
+            # All frames of it: with one left unread the socket would refuse to answer, and the run would end for that.
+            frames = self._socket.recv_multipart()
             try:
-                request = msgspec.json.decode(payload, type=Request)
-            except msgspec.DecodeError as e:
+                request = msgspec.json.decode(b"".join(frames), type=Request)
+            except (msgspec.DecodeError, RecursionError) as e:
                 self._socket.send(msgspec.json.encode(Reply(False, f"not a command: {e}")))
                 continue
             reply = handle(request)
@@ -115,6 +117,8 @@ def changed_live(config: Config, setting: str) -> tuple[Config, str]:
     if "=" in setting and key not in LIVE_FIELDS:
         raise ConfigError(f"{key!r} cannot change while the run goes on; live are {', '.join(LIVE_FIELDS)}")
     new = override_config(config, setting)
+    if key in ("sampler.seq_multiplier", "guards.starvation"):
+        check_room(new)
     return new, f"{key}: {_field(config, key)} -> {_field(new, key)}"
 
 

@@ -18,7 +18,14 @@ class ConfigError(NguError):
 
 
 class WireError(NguError):
-    """A peer sent bytes that are not a valid message."""
+    """A peer sent what is not a valid message; `kind` is the word under which it is counted."""
+
+    def __init__(self, message: str, kind: str = "bytes"):
+        super().__init__(message)
+        self.kind = kind
+
+    def __reduce__(self):
+        return (type(self), (self.message, self.kind))
 
 
 class EngineError(NguError):
@@ -34,6 +41,10 @@ class EngineError(NguError):
 
 class WeightError(NguError):
     """A weights file is missing, torn, or not what its notice promised."""
+
+
+class WrongWeights(WeightError):
+    """An engine loaded the announced bytes and computes other logprobs than the learner: it serves nothing now."""
 
 
 class VerifierError(NguError):

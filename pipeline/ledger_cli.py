@@ -4,7 +4,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 from cyclopts import Parameter
@@ -14,6 +14,7 @@ from pipeline.errors import ConfigError, NguError
 from pipeline.ledger import Fate
 from pipeline.ledger_export import export as export_attempts
 
+Outcome = Literal["correct", "incorrect"]
 COLUMNS = ("attempt", "chain", "round", "problem", "level", "fate", "step", "outcome", "reward", "tokens", "versions")
 _WIDTHS = (9, 8, 5, 16, 10, 9, 6, 9, 6, 6, 8)
 _QUERY = """
@@ -56,6 +57,7 @@ def ledger(
     problem: Annotated[str | None, Parameter(help="Attempts at this problem.")] = None,
     chain: Annotated[int | None, Parameter(help="Attempts of this chain.")] = None,
     fate: Annotated[Fate | None, Parameter(help="Attempts that ended so.")] = None,
+    outcome: Annotated[Outcome | None, Parameter(help="Attempts that were judged so.")] = None,
     step: Annotated[int | None, Parameter(help="Attempts that ended at, or were trained by, this step.")] = None,
     json: Annotated[bool, Parameter(negative="", help="One JSON object a line.")] = False,
     verify: Annotated[bool, Parameter(negative="", help="Check that the books balance; exit 1 if not.")] = False,
@@ -65,7 +67,7 @@ def ledger(
     path = rundir.find(run) / "ledger.sqlite"
     if not path.is_file():
         raise ConfigError(f"{path}: no such file; the run has not launched anything yet")
-    wanted = {"problem_id": problem, "chain_id": chain, "fates.name": fate, "step": step}
+    wanted = {"problem_id": problem, "chain_id": chain, "fates.name": fate, "outcome": outcome, "step": step}
     wanted = {column: value for column, value in wanted.items() if value is not None}
     if verify and (wanted or json or export):
         raise ConfigError("--verify checks the whole ledger: it goes with no filter and no other output")

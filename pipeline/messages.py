@@ -16,7 +16,7 @@ import numpy as np
 from pipeline.errors import WireError
 from samplers.base import Problem
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 Role = Literal["engine", "evaluator", "verifier", "learner", "gateway"]
 Purpose = Literal["train", "eval"]
@@ -172,26 +172,26 @@ class Rollout(msgspec.Struct, frozen=True, array_like=True, gc=False):
         """Raise WireError unless lengths agree, spans are ordered and every logprob is finite and not above 0."""
         n = len(self.completion_ids) // 4
         if len(self.completion_ids) % 4 or len(self.prompt_ids) % 4 or len(self.engine_logprobs) != 4 * n:
-            raise WireError(f"attempt {self.attempt_id}: tokens and logprobs have different lengths")
+            raise WireError(f"attempt {self.attempt_id}: tokens and logprobs have different lengths", "lengths")
         if not (n and len(self.version_spans) == 1 and self.version_spans[0].start == 0):  # most are of one version
             self._check_versions(n)
         if self.forced_spans:
             self._check_forced(n)
         # The tolerance admits fp32 rounding of log-softmax at probability 1. No comparison with NaN is true.
         if n and not (-math.inf < _lowest(logprobs := self.logprob_array()) and _highest(logprobs) <= 1e-4):
-            raise WireError(f"attempt {self.attempt_id}: an engine logprob is not finite or is above 0")
+            raise WireError(f"attempt {self.attempt_id}: an engine logprob is not finite or is above 0", "logprobs")
 
     def _check_versions(self, num_tokens: int) -> None:
         starts = [s.start for s in self.version_spans]
         if starts[:1] != ([0] if num_tokens else []) or not _ascend(starts):
-            raise WireError(f"attempt {self.attempt_id}: version spans do not cover the completion in order")
+            raise WireError(f"attempt {self.attempt_id}: version spans do not cover it in order", "versions")
         if starts and starts[-1] >= num_tokens:
-            raise WireError(f"attempt {self.attempt_id}: a version span starts after the last token")
+            raise WireError(f"attempt {self.attempt_id}: a version span starts after the last token", "versions")
 
     def _check_forced(self, num_tokens: int) -> None:
         edges = [edge for span in self.forced_spans for edge in (span.start, span.end)]
         if edges[0] < 0 or not _ascend(edges) or edges[-1] > num_tokens:
-            raise WireError(f"attempt {self.attempt_id}: forced spans are not in order within the completion")
+            raise WireError(f"attempt {self.attempt_id}: forced spans are not in order within it", "forced")
 
 
 _lowest, _highest = np.minimum.reduce, np.maximum.reduce
@@ -216,7 +216,7 @@ class Verdict(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     def check(self) -> None:
         if not math.isfinite(self.reward):
-            raise WireError("a verdict's reward is not finite")
+            raise WireError("a verdict's reward is not finite", "reward")
 
 
 class Judgement(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -261,7 +261,7 @@ class WeightsNotice(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     `canary_logprobs` (packed float32, shape [T-1]) are the learner's logprobs at temperature 1 of
     `canary_ids[1:]` given the tokens before each; an engine that loaded the right bytes reproduces them.
-    `model_dir` holds config and tokenizer (no weights).
+    `model_dir` holds config and tokenizer (no weights). Token ids are below `vocab_size` (0: not known).
     """
 
     policy_version: int
@@ -271,6 +271,7 @@ class WeightsNotice(msgspec.Struct, frozen=True, array_like=True, gc=False):
     model_dir: str
     canary_ids: bytes
     canary_logprobs: bytes
+    vocab_size: int = 0
 
 
 # --- peers to coordinator ---------------------------------------------------------------------------------------------
@@ -321,6 +322,13 @@ class WeightsLoaded(msgspec.Struct, frozen=True, array_like=True, gc=False, tag=
     canary_error: float
     num_in_flight: int
     slots: int = 0
+
+
+class WeightsRefused(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="weights_refused"):
+    """An engine could not load `policy_version`, twice, and goes on with what it serves, if anything."""
+
+    policy_version: int
+    reason: str
 
 
 class Heartbeat(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="heartbeat"):
@@ -375,7 +383,7 @@ class PeerWarning(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="p
     text: str
 
 
-FromEngine = Rollouts | AttemptFailed | WeightsLoaded | Heartbeat | PeerFailed | Leave
+FromEngine = Rollouts | AttemptFailed | WeightsLoaded | WeightsRefused | Heartbeat | PeerFailed | Leave
 FromPeer = Hello | FromEngine | Judgements | BatchRequest | StepDone | PeerWarning
 
 # --- coordinator to peers ---------------------------------------------------------------------------------------------
@@ -431,4 +439,10 @@ class SetLearningRate(msgspec.Struct, frozen=True, array_like=True, gc=False, ta
     lr: float
 
 
-ToPeer = WorkItems | Cancel | NewWeights | VerifyJobs | Batch | Identify | Stop | Save | SetLearningRate
+class PublishAgain(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="publish_again"):
+    """An engine found the weights of `policy_version` damaged. A learner that has newer ones by now ignores it."""
+
+    policy_version: int
+
+
+ToPeer = WorkItems | Cancel | NewWeights | VerifyJobs | Batch | Identify | Stop | Save | SetLearningRate | PublishAgain

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 import traceback
@@ -16,6 +17,7 @@ EXIT_CRASH = 70
 # that nobody would hear a farewell.
 LEAVE_SIGNAL = signal.SIGUSR1
 _PR_SET_PDEATHSIG = 1
+_MAX_FILES = 1 << 16
 
 
 def bind_to_parent() -> None:
@@ -27,9 +29,18 @@ def bind_to_parent() -> None:
         os._exit(1)
 
 
+def _raise_file_limit() -> None:
+    """A thousand workers are three thousand sockets; the usual limit is a thousand, and ZeroMQ aborts beyond it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def run_role(main: Callable[[], int | None]) -> None:
     """Run a role's main function as this process; exits with its status, one line for an expected error."""
     bind_to_parent()
+    _raise_file_limit()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         status = main() or 0

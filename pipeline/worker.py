@@ -18,7 +18,7 @@ from pipeline.channels import ENDPOINT, PeerSocket, introduction
 from pipeline.config import Config
 from pipeline.engines.base import Engine, Failure, LoadReport
 from pipeline.engines.registry import make_engine
-from pipeline.errors import EngineError, NguError, WeightError
+from pipeline.errors import EngineError, NguError, WeightError, WrongWeights
 from pipeline.messages import (
     AttemptFailed,
     Cancel,
@@ -31,6 +31,7 @@ from pipeline.messages import (
     ToPeer,
     WeightsLoaded,
     WeightsNotice,
+    WeightsRefused,
     Work,
     WorkItems,
 )
@@ -141,7 +142,10 @@ class Worker:
                 raise EngineError(f"an engine got {type(message).__name__}, which it cannot handle", retryable=False)
 
     def _load(self) -> None:
-        """Load the newest weights, if any; a failed load is tried once more, with newer ones if they came meanwhile."""
+        """Load the newest weights, if any; a failed load is tried once more, with newer ones if they came meanwhile.
+
+        Weights whose bytes are not those announced are refused, and what was served before goes on.
+        """
         if self._notice is None or self._stopping:
             return
         if self._engine is None:
@@ -150,27 +154,30 @@ class Worker:
             return
         with tracing.span("load weights", version=self._notice.policy_version, rows=self._num_in_flight()):
             problem = self._try_load(self._notice)
-        if problem:
+        if problem is not None:
             self._receive(0.0)
             problem = self._try_load(self._notice)
-        if problem:
-            raise WeightError(problem)
+        if isinstance(problem, WrongWeights):
+            raise problem
+        if problem is not None:
+            print(f"{self._name} refused weights: {problem.message}", file=sys.stderr, flush=True)
+            self._socket.send(WeightsRefused(self._notice.policy_version, problem.message))
         self._notice = None
 
-    def _try_load(self, notice: WeightsNotice) -> str:
-        """Empty when the engine serves `notice` now, else what is wrong."""
+    def _try_load(self, notice: WeightsNotice) -> WeightError | None:
+        """None when the engine serves `notice` now, else what is wrong."""
         assert self._engine is not None
         try:
             report = self._engine.load_weights(notice)
         except WeightError as e:
-            return e.message
+            return e
         if not report.is_right:
-            return (
+            return WrongWeights(
                 f"weights {notice.policy_version}: the engine's logprobs differ from the learner's by "
                 f"{report.canary_error:.3g} (at most {report.tolerance:g} is rounding)"
             )
         self._report_load(report)
-        return ""
+        return None
 
     def _make_engine(self, model_dir: str) -> Engine:
         seed = xxhash.xxh3_64_intdigest(f"{self._config.seed}/{self._name}".encode()) >> 1

@@ -100,6 +100,7 @@ class CoordinatorBench(Benchmark, frozen=True):
                 "max_rollouts": 0,
                 "task": {"num_problems": 100_000},  # or most of them would be in flight or cool down
                 "max_steps": 1_000_000_000,
+                "sampling": {"max_new_tokens": num_tokens},
                 "learner": {"batch_size": slots * workers // 2},
                 "staleness": {"max_lag": 4},
                 "eval": {"every_steps": 0, "final_num_rollouts": 1},

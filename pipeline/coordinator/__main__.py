@@ -61,9 +61,11 @@ def main() -> None:
             if exporter is not None:
                 exporter.update(coordinator)
         status.update(coordinator, coordinator.state)
-    except NguError as e:
-        coordinator.records.failure(e.message)
-        status.update(coordinator, "failed", e.message)
+    except Exception as e:
+        # Of a crash too, after which the run goes on from its journal: what was measured in this step is in no other.
+        coordinator.records.failure(e.message if isinstance(e, NguError) else f"{type(e).__name__}: {e}")
+        if isinstance(e, NguError):
+            status.update(coordinator, "failed", e.message)
         raise
     finally:
         # A late `ngu stop` must not kill this process while it exits, when Python has put the default handlers back:

@@ -51,6 +51,7 @@ class Batcher:
         self._total = 0
         self._carry = 0  # units of the last batch beyond its size: they count towards the next
         self._in_training = 0
+        self.num_rounds_taken = 0  # with the last batch
 
     def add_round(self, num_attempts: int, group: Group | None, ticket: int = 0, version: int = 0) -> None:
         if self._batch_by == "attempts":
@@ -80,7 +81,7 @@ class Batcher:
         units = sum(entry.cost for entry in chosen)
         self._total -= units
         self._carry += units - self._batch_size
-        self._in_training = self._batch_size
+        self._in_training, self.num_rounds_taken = self._batch_size, len(chosen)
         return [entry.group for entry in chosen if entry.group is not None]
 
     def _next(self, cut: Cut) -> list[Entry] | None:

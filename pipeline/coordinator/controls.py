@@ -50,6 +50,8 @@ class Controls:
     def _set(self, setting: str) -> str:
         coordinator = self._coordinator
         config, change = changed_live(coordinator.config, setting)
+        if config.eval.every_steps > coordinator.config.eval.every_steps:
+            coordinator.evaluator.check(config.eval)
         coordinator.reconfigure(config)
         write_config(coordinator.run_dir, config)  # so that a restarted role, and a resumed run, go on with it
         return f"{change}, from step {coordinator.policy_version} on"

@@ -42,6 +42,9 @@ class CreditQueue(Generic[T]):
         del self._held[name][item_id]
         return True
 
+    def holder(self, item_id: int) -> str | None:
+        return self._holder.get(item_id)
+
     def assign(self) -> dict[str, list[T]]:
         """Move waiting items to peers with free slots; returns what each peer is to be sent."""
         out: dict[str, list[T]] = {}

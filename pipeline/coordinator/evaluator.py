@@ -4,6 +4,7 @@ Without `eval.pinned` the engines that train do them in flight. With it an engin
 weights only between two evaluations, so that every token of one is of one version.
 """
 
+from pipeline.config import EvalConfig
 from pipeline.coordinator.flow import AttemptFlow
 from pipeline.errors import ConfigError
 from pipeline.messages import NewWeights, WeightsLoaded, WeightsNotice
@@ -43,6 +44,10 @@ class Evaluator:
             self._flow.eval_work.add_peer(name, message.slots or self._slots)
         self._serves = message.policy_version
 
+    def published_again(self) -> None:
+        """What it was sent last may have been damaged."""
+        self._sent = self._serves
+
     def catch_up(self, weights: WeightsNotice | None) -> list[tuple[str, NewWeights]]:
         """What its engine must be sent now, by name: the newest weights, unless it is evaluating."""
         if not self._name or weights is None or self._is_pinned_running or self._sent == weights.policy_version:
@@ -66,10 +71,16 @@ class Evaluator:
         self._last_step = self._flow.policy_version
 
     def ask(self) -> None:
-        """Evaluate as soon as possible; raises ConfigError while an evaluation runs."""
+        """Evaluate as soon as possible; raises ConfigError while an evaluation runs, or where nobody could do it."""
+        self.check(self._flow.config.eval)
         if self._flow.evaluation is not None or self._is_asked:
             raise ConfigError("an evaluation can start during training, and one at a time")
         self._is_asked = True
+
+    def check(self, config: EvalConfig) -> None:
+        """Raise ConfigError if evaluations would wait for ever: their engine is started with the run, or not at all."""
+        if config.pinned and not self._name:
+            raise ConfigError("eval.pinned needs an engine of its own, which a run has if eval.every_steps was above 0")
 
     def start_if_due(self) -> None:
         """Called during training, after `catch_up`: a pinned evaluation waits until its engine has what it was sent."""

@@ -67,7 +67,7 @@ def _totals(coordinator: Coordinator) -> list[Metric]:
         _counter("ngu_attempts_ended", "Training attempts by how they ended.", _by("fate", fates)),
         _counter("ngu_rollouts_by_level", "Training rollouts by difficulty.", (("level", "kind"), levels)),
         _counter("ngu_verdicts", "Verdicts by outcome.", _by("outcome", _under(counters, "verdict/"))),
-        _counter("ngu_errors", "Errors that cost a rollout, by boundary.", _by("boundary", _under(counters, "error/"))),
+        _counter("ngu_errors", "What went wrong at a boundary.", _by("boundary", _under(counters, "error/"))),
         _counter("ngu_warnings", "Warnings given, repeated ones included.", counters["warnings"]),
         _counter("ngu_weight_loads", "Weights loaded by engines.", counters["weight_loads"]),
         _counter("ngu_training_seconds", "Time spent training.", tally.wall_s),

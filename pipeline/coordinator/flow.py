@@ -2,22 +2,25 @@
 
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Any
+
+import msgspec
 
 from pipeline import staleness
 from pipeline.config import Config
 from pipeline.coordinator.batcher import Batcher, Cut
-from pipeline.coordinator.book import MAX_TRIES, Book, OpenChain, Result, make_group
+from pipeline.coordinator.book import MAX_TRIES, Book, OpenChain, Place, Result, make_group
 from pipeline.coordinator.credit import CreditQueue
 from pipeline.coordinator.evaluation import Evaluation, Phase
 from pipeline.coordinator.journal import Journal, Proposed, Replaced, Settled, Stepped, Taken
-from pipeline.coordinator.starvation import StarvationGuard
+from pipeline.coordinator.starvation import MIN_ROUNDS, StarvationGuard
 from pipeline.coordinator.tally import Tally
 from pipeline.errors import RunFailed, WireError
 from pipeline.ledger import Fate, Ledger
 from pipeline.messages import AttemptFailed, Group, Rollout, Verdict, VerifyJob, Work
+from pipeline.soundness import check_rollout
 from pipeline.tasks.base import TaskSource
 from samplers.base import Launch, Sampler
 
@@ -50,8 +53,10 @@ class AttemptFlow:
         self.evaluation: Evaluation | None = None
         self.starvation = StarvationGuard(config.learner.batch_size)
         self.policy_version = 0
+        self.vocab_size = 0  # of the model, once the learner has said it
+        self.num_unsound: Counter[str] = Counter()  # rollouts in a row, by engine
         self.is_holding = False  # nothing is launched until what was launched before is trained
-        self._num_empty = 0  # batches in a row without a group
+        self._num_empty = self._num_barren = 0  # batches in a row without a group, and the rounds in them
         self._num_futile = 0  # places in a row that stayed empty
 
     # --- launching ---
@@ -100,26 +105,38 @@ class AttemptFlow:
 
     # --- what comes back ---
 
-    def on_rollout(self, rollout: Rollout) -> None:
-        self._back(rollout.attempt_id)
-        place = self.book.places.get(rollout.attempt_id)
+    def on_rollout(self, name: str, rollout: Rollout) -> None:
+        place = self._back(name, rollout.attempt_id)
         if place is None:
-            self.tally.count("late_rollouts")  # already replaced: its engine was thought lost, or it was cancelled
             return
+        if rollout.engine_id != name:  # figures by engine would be under a name that somebody made up
+            rollout = msgspec.structs.replace(rollout, engine_id=name)
         try:
-            rollout.check()
+            check_rollout(rollout, place.work, self.policy_version, self.vocab_size)
         except WireError as e:
-            self._refuse(rollout.attempt_id, e)
+            self.num_unsound[name] += 1
+            self._refuse(rollout.attempt_id, e, name)
             return
+        self.num_unsound.pop(name, None)
         job = self.book.hold_for_verdict(rollout)
         if job is not None:
             self.tally.rollout(rollout, place.work.prefix)
             self.jobs.put(rollout.attempt_id, job)
 
-    def _back(self, attempt_id: int) -> None:
-        """The engine that had the attempt has its slot back."""
-        if not self.work.done(attempt_id):
-            self.eval_work.done(attempt_id)
+    def _back(self, name: str, attempt_id: int) -> Place | None:
+        """The place of an attempt that engine `name` gives back, and its slot with it; None if it has no such attempt.
+
+        It may have had it: an engine that was thought lost, or told too late that its work was cancelled.
+        """
+        for queue in (self.work, self.eval_work):
+            if queue.holder(attempt_id) == name:
+                queue.done(attempt_id)
+                return self.book.places.get(attempt_id)
+        if attempt_id in self.book.places:
+            self.tally.refused("not_held", f"{name}: attempt {attempt_id} is with another")
+        else:
+            self.tally.count("late_rollouts")
+        return None
 
     def on_verdict(self, attempt_id: int, verdict: Verdict) -> None:
         self.jobs.done(attempt_id)
@@ -129,7 +146,7 @@ class AttemptFlow:
         try:
             verdict.check()
         except WireError as e:
-            self._refuse(attempt_id, e)
+            self._refuse(attempt_id, e, "the verifier")
             return
         self._watch_unknown(self.tally.verdict(verdict), verdict)
         if verdict.outcome == "unknown":
@@ -137,9 +154,8 @@ class AttemptFlow:
             return
         self._conclude(attempt_id, Result(place.rollout, verdict))
 
-    def on_attempt_failed(self, message: AttemptFailed) -> None:
-        self._back(message.attempt_id)
-        if message.attempt_id not in self.book.places:
+    def on_attempt_failed(self, name: str, message: AttemptFailed) -> None:
+        if self._back(name, message.attempt_id) is None:
             return
         if message.retryable:
             self.tally.count("error/engine")
@@ -148,8 +164,8 @@ class AttemptFlow:
         self.tally.warn(message.reason)
         self._conclude(message.attempt_id, None, message.reason)
 
-    def _refuse(self, attempt_id: int, error: WireError) -> None:
-        self.tally.count("error/wire")
+    def _refuse(self, attempt_id: int, error: WireError, sender: str) -> None:
+        self.tally.refused(error.kind, f"{sender}: {error.message}")
         self.fail(attempt_id, error.message)
 
     def _watch_unknown(self, unknown_frac: float | None, verdict: Verdict) -> None:
@@ -263,17 +279,24 @@ class AttemptFlow:
         while (cut := self._cut()) is not None and self.batcher.can_take(cut):
             groups = [kept for g in self.batcher.take(cut) if (kept := self._admit(g)) is not None]
             if groups:
-                self._num_empty = 0
+                self._num_empty = self._num_barren = 0
                 return groups
             self.batcher.consumed()
             self.tally.count("empty_batches")
+            was_starved = self._is_starved
             self._num_empty += 1
-            if self._num_empty == STARVED_BATCHES:
+            self._num_barren += self.batcher.num_rounds_taken
+            if self._is_starved and not was_starved:
                 self.tally.warn(
-                    f"{STARVED_BATCHES} batches in a row held nothing to train on: every group was all right, all "
+                    f"{self._num_empty} batches in a row held nothing to train on: every group was all right, all "
                     "wrong or stale, so the learner starves; change the problems, max_new_tokens or the sampler"
                 )
         return []
+
+    @property
+    def _is_starved(self) -> bool:
+        """A round larger than a batch leaves batches empty behind it, so rounds have to be many as well."""
+        return self._num_empty >= STARVED_BATCHES and self._num_barren >= MIN_ROUNDS
 
     def _cut(self) -> Cut | None:
         """How the next batch is cut; None while something runs that would be too old for the batch after it.

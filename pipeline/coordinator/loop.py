@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipeline import checkpoints, tracing
-from pipeline.channels import Transport
+from pipeline.channels import Transport, Unreadable
 from pipeline.checkpoints import Snapshot
 from pipeline.config import Config, dump_config
 from pipeline.coordinator.evaluation import Phase
@@ -19,9 +19,10 @@ from pipeline.coordinator.flow import AttemptFlow
 from pipeline.coordinator.journal import Configured, Journal
 from pipeline.coordinator.records import Records
 from pipeline.coordinator.recovery import recover, take_snapshot
+from pipeline.coordinator.rotation import Rotation
 from pipeline.coordinator.starvation import relieved
 from pipeline.coordinator.tally import Tally
-from pipeline.errors import RunFailed
+from pipeline.errors import RunFailed, WireError
 from pipeline.ledger import Ledger
 from pipeline.messages import (
     PROTOCOL_VERSION,
@@ -37,6 +38,8 @@ from pipeline.messages import (
     NewWeights,
     PeerFailed,
     PeerWarning,
+    PublishAgain,
+    Role,
     Rollouts,
     Save,
     SetLearningRate,
@@ -45,10 +48,12 @@ from pipeline.messages import (
     VerifyJobs,
     WeightsLoaded,
     WeightsNotice,
+    WeightsRefused,
     WorkItems,
 )
 from pipeline.metrics import MetricSink
 from pipeline.rundir import write_config
+from pipeline.soundness import check
 from pipeline.tasks.base import TaskSource
 from samplers.base import Sampler
 from samplers.registry import make_sampler
@@ -56,6 +61,9 @@ from samplers.registry import make_sampler
 State = Literal["starting", "evaluating", "training", "stopping", "finished", "stopped"]
 # `pause` starts nothing new; `drain` launches nothing new, but trains the batches that what runs still fills.
 Mode = Literal["run", "pause", "drain"]
+
+
+MAX_UNSOUND = 8
 
 
 class Coordinator:
@@ -89,7 +97,8 @@ class Coordinator:
         self.peers: dict[str, Hello] = {}
         self.peer_stats: dict[str, dict[str, float]] = {}
         self.last_heard: dict[str, float] = {}  # from a peer's first word after Hello on: it loads its model in between
-        self.engine_versions: dict[str, int] = {}
+        self.rotation = Rotation(clock)
+        self.dismissed: set[str] = set()  # engines, by boot id
         self.weights: WeightsNotice | None = None
         self.training: Batch | None = None
         self.learner_waiting = False
@@ -175,27 +184,39 @@ class Coordinator:
     # --- peers ---
 
     def _handle(self, name: str, message: Any) -> None:
-        if isinstance(message, Hello):
-            self._on_hello(name, message)
-            return
-        if name not in self.peers:
+        """Do what a message asks for; one that is not sound, or not for that peer to send, has no other effect."""
+        if name not in self.peers and not isinstance(message, Hello | Unreadable):
             self.outbox.append((name, Identify()))
             return
-        self.last_heard[name] = self.clock()
+        try:
+            check(message, self.peers.get(name), self.policy_version)
+        except WireError as e:
+            self.tally.refused(e.kind, f"{name}: {e.message}")
+            return
+        if not isinstance(message, Hello):
+            self.last_heard[name] = self.clock()
+        self._act_on(name, message)
+
+    def _act_on(self, name: str, message: Any) -> None:
         match message:
+            case Hello():
+                self._on_hello(name, message)
             case Rollouts():
                 for rollout in message.rollouts:
-                    self.flow.on_rollout(rollout)
+                    self.flow.on_rollout(name, rollout)
+                self._dismiss_if_unsound(name)
             case Judgements():
                 for judgement in message.judgements:
                     self.flow.on_verdict(judgement.attempt_id, judgement.verdict)
             case AttemptFailed():
-                self.flow.on_attempt_failed(message)
+                self.flow.on_attempt_failed(name, message)
             case Heartbeat():
                 self.peer_stats[name] = message.stats
                 self.tally.spent(self.peers[name].role, self.peers[name].boot_id, message.cpu_s)
             case WeightsLoaded():
                 self._on_weights_loaded(name, message)
+            case WeightsRefused():
+                self._on_weights_refused(name, message)
             case BatchRequest():
                 self.learner_waiting = True
             case StepDone():
@@ -210,7 +231,10 @@ class Coordinator:
 
     def _on_hello(self, name: str, hello: Hello) -> None:
         if hello.protocol != PROTOCOL_VERSION:
-            self.tally.warn(f"{name} speaks protocol {hello.protocol}, this run {PROTOCOL_VERSION}: refused")
+            self.tally.refused("protocol", f"{name} speaks protocol {hello.protocol}, this run {PROTOCOL_VERSION}")
+            self.outbox.append((name, Stop()))
+            return
+        if hello.boot_id in self.dismissed:
             self.outbox.append((name, Stop()))
             return
         known = self.peers.get(name)
@@ -229,7 +253,7 @@ class Coordinator:
 
     def _lose_peer(self, name: str) -> None:
         """A peer is gone: what it held goes elsewhere."""
-        for known in (self.peers, self.peer_stats, self.last_heard, self.engine_versions):
+        for known in (self.peers, self.peer_stats, self.last_heard, self.rotation.versions, self.flow.num_unsound):
             known.pop(name, None)
         self.evaluator.leave(name)
         for attempt_id in self.flow.work.remove_peer(name):
@@ -237,23 +261,54 @@ class Coordinator:
         for attempt_id, job in self.flow.jobs.remove_peer(name).items():
             self.flow.jobs.put(attempt_id, job, urgent=True)
 
+    def _dismiss_if_unsound(self, name: str) -> None:
+        """An engine that sends nothing sound costs every problem that it gets. The last engine stays: if nothing
+        comes of its attempts, the run ends with the reason.
+        """
+        if self.flow.num_unsound[name] >= MAX_UNSOUND and self.rotation.versions.keys() - {name}:
+            self.tally.warn(f"{name} sent {MAX_UNSOUND} unsound rollouts in a row: it is stopped")
+            self.dismissed.add(self.peers[name].boot_id)
+            self._lose_peer(name)
+            self.outbox.append((name, Stop()))
+
     def _on_weights_loaded(self, name: str, message: WeightsLoaded) -> None:
+        self.rotation.loaded(message.policy_version)
         if self.peers[name].role == "evaluator":
             self.evaluator.loaded(name, message)
             return
-        if name not in self.engine_versions:  # an engine takes work only once it has weights
+        if name not in self.rotation.versions:  # an engine takes work only once it has weights
             self.flow.work.add_peer(name, message.slots or self.peers[name].slots)
-        self.engine_versions[name] = message.policy_version
+        self.rotation.versions[name] = message.policy_version
         self.tally.weights_loaded(message)
 
+    def _on_weights_refused(self, name: str, message: WeightsRefused) -> None:
+        self.tally.count("error/weights")
+        version = message.policy_version
+        if version != self.policy_version:
+            return  # newer ones are on their way
+        self.tally.warn(f"{name} refused weights {version}: {message.reason}")
+        match self.rotation.refused(name, version, self._named("engine", "evaluator")):
+            case "end":
+                raise RunFailed(f"every engine refused weights {version}, last {name}: {message.reason}")
+            case "leave":
+                self._lose_peer(name)  # its Identify brings it back, but nobody waits for it
+            case "publish":
+                self.outbox.extend((learner, PublishAgain(version)) for learner in self._named("learner"))
+
+    def _named(self, *roles: Role) -> list[str]:
+        return [name for name, hello in self.peers.items() if hello.role in roles]
+
     def _engines_current(self) -> bool:
-        """Whether at least one engine serves, and every one that serves has the learner's newest weights."""
-        return bool(self.engine_versions) and all(v == self.policy_version for v in self.engine_versions.values())
+        """Whether all engines that serve have the newest weights; the run waits `daemon.hang_s` for the last."""
+        for name in self.rotation.overdue(self.policy_version, self.config.daemon.hang_s):
+            self.tally.warn(f"{name} has not loaded weights {self.policy_version}: the run goes on without it")
+            self._lose_peer(name)
+        return self.rotation.is_current(self.policy_version)
 
     # --- the learner ---
 
     def _learner(self) -> str | None:
-        return next((name for name, hello in self.peers.items() if hello.role == "learner"), None)
+        return next(iter(self._named("learner")), None)
 
     def _feed_learner(self) -> None:
         if not self.learner_waiting or self.training is not None or (learner := self._learner()) is None:
@@ -277,21 +332,25 @@ class Coordinator:
         """A new policy version, or a checkpoint of the one already known, or both."""
         is_new = self.weights is None or message.policy_version != self.policy_version
         self.flow.policy_version = message.policy_version
-        self.weights = message.weights
+        self.weights, self.flow.vocab_size = message.weights, message.weights.vocab_size
         if self.training is not None and is_new:
             if message.warning:
                 self.tally.warn(message.warning)
             self.flow.trained(self.training.groups, message.metrics)
             self.training = None
             self.records.step(message.metrics | self._engine_gauges())
+        engines = self._named("engine")
         if is_new:
-            engines = [name for name, hello in self.peers.items() if hello.role == "engine"]
             self.outbox.extend((name, NewWeights(message.weights)) for name in engines)
+        elif message.checkpoint is None:
+            self.evaluator.published_again()
+            late = self.rotation.published_again(self.policy_version, engines)
+            self.outbox.extend((name, NewWeights(message.weights)) for name in late)
         if message.checkpoint is not None:
             self._publish_checkpoint(self.run_dir / message.checkpoint)
 
     def _engine_gauges(self) -> dict[str, float]:
-        return {f"{name}/{k}": v for name in self.engine_versions for k, v in self.peer_stats.get(name, {}).items()}
+        return {f"{name}/{k}": v for name in self.rotation.versions for k, v in self.peer_stats.get(name, {}).items()}
 
     # --- phases ---
 

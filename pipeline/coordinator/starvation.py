@@ -13,8 +13,10 @@ import msgspec
 
 from pipeline.config import Config
 from pipeline.control import changed_live
+from pipeline.room import MAX_SEQ_MULTIPLIER
 
 MIN_PERIOD = 256  # attempts: fewer, and the shares of a window are noise
+MIN_ROUNDS = 16  # as well: the attempts of one are alike, of one problem, and are trained together or not at all
 WINDOW_PERIODS = 4
 # After an alarm the window has to fill again before the next: a reaction shows in what is launched after it.
 QUIET_PERIODS = 2 * WINDOW_PERIODS
@@ -28,15 +30,17 @@ STEP_WEIGHT = 0.3  # of the newest step in the running means of ratio and lag
 
 LEAST_MAX_LAG = 1  # 0 would make the run synchronous
 LEAST_RETRY_FRAC = 1 / 16
-MAX_SEQ_MULTIPLIER = 4
 
 
 class Period(msgspec.Struct, array_like=True):
-    """Judged attempts, those of them that were truncated, and the rollouts of the groups that they closed."""
+    """Judged attempts, those of them that were truncated, the rollouts of the groups that they closed, and how many
+    rounds they came in.
+    """
 
     attempts: int = 0
     truncated: int = 0
     trained: int = 0
+    rounds: int = 0
 
 
 class StarvationState(msgspec.Struct):
@@ -73,7 +77,8 @@ class StarvationGuard:
         current.attempts += len(truncated)
         current.truncated += sum(truncated)
         current.trained += num_trained
-        if current.attempts >= self._period:
+        current.rounds += 1
+        if current.attempts >= self._period and current.rounds >= MIN_ROUNDS:
             self._end_period(max_lag)
 
     def stepped(self, ratio_mean: float, lag_mean: float) -> None:

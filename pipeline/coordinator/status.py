@@ -58,13 +58,14 @@ def describe(coordinator: Coordinator) -> dict[str, Any]:
         "launched": ledger.counts["launched"],
         "open": ledger.num_open,
         "in_flight_updates": tally.counters["in_flight_updates"],
-        "engines": {n: s for n, s in coordinator.peer_stats.items() if n in coordinator.engine_versions},
+        "engines": {n: s for n, s in coordinator.peer_stats.items() if n in coordinator.rotation.versions},
         "verifiers": {n: s for n, s in coordinator.peer_stats.items() if _role(coordinator, n) == "verifier"},
         "gateway": next((s for n, s in coordinator.peer_stats.items() if _role(coordinator, n) == "gateway"), None),
         "learner": next((s for n, s in coordinator.peer_stats.items() if _role(coordinator, n) == "learner"), None),
         "peers": _peers(coordinator),
         "mode": coordinator.mode,
         "sampler": coordinator.sampler.stats(),
+        "errors": tally.errors(),
         "warnings": list(tally.warnings),
     }
 
@@ -82,7 +83,7 @@ def _peers(coordinator: Coordinator) -> dict[str, dict[str, Any]]:
             "role": hello.role,
             "pid": hello.pid,
             "host": hello.host,
-            "version": coordinator.engine_versions.get(name),
+            "version": coordinator.rotation.versions.get(name),
             "held": sum(queue.held_by(name) for queue in (flow.work, flow.eval_work, flow.jobs)),
             "silent_s": None if heard is None else now - heard,
         }

@@ -1,16 +1,19 @@
 """Counters, rates and windows of a run: what the dashboard shows and nothing that decides anything but one alarm."""
 
+import math
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from pipeline.messages import Group, Prefix, Rollout, Verdict, WeightsLoaded
+from pipeline.soundness import one_line
 from samplers.base import Launch, Outcome
 
 RATE_WINDOW_S = 10.0
 VERDICT_WINDOW = 256
 MAX_WARNINGS = 20
+REFUSAL_PERIOD_S = 600.0
 
 
 class Tally:
@@ -22,6 +25,7 @@ class Tally:
         self.levels: dict[str, list[int]] = {}  # level -> launched, trained, correct
         self.warnings: deque[str] = deque(maxlen=MAX_WARNINGS)
         self._new_warnings: list[str] = []
+        self._refusal_due: dict[str, float] = {}  # by kind: when it is said again
         self.last_step: dict[str, float] = {}
         self.last_eval: dict[str, Any] = {}
         self.host: dict[str, float] = {}  # what the guards last saw of the machine
@@ -52,9 +56,21 @@ class Tally:
 
     def warn(self, text: str) -> None:
         self.counters["warnings"] += 1
+        text = one_line(text)  # much of it is what a peer said
         if text not in self.warnings:
             self.warnings.append(text)
             self._new_warnings.append(text)
+
+    def refused(self, kind: str, text: str) -> None:
+        """What a peer sent is not taken. Counted each time, said once in `REFUSAL_PERIOD_S` a kind, however often."""
+        self.counters[f"error/wire/{kind}"] += 1
+        if self._clock() >= self._refusal_due.get(kind, -math.inf):
+            self._refusal_due[kind] = self._clock() + REFUSAL_PERIOD_S
+            self.warn(f"refused: {text}; others like it are counted as error/wire/{kind}")
+
+    def errors(self) -> dict[str, int]:
+        """How often something went wrong at a boundary, by its name."""
+        return {name: n for name, n in sorted(self.counters.items()) if name.startswith("error/")}
 
     def take_new_warnings(self) -> list[str]:
         """Those since the last call; one that is still shown is not new."""
@@ -171,6 +187,7 @@ class Tally:
             "staleness/ess_holds": self.counters["ess_holds"],
             "staleness/left_out": self.counters["left_out/rollouts"],
             **self._trained_shares(),
+            **self.errors(),
         }
         if n := s["rollouts"]:  # none between two steps that follow each other at once
             self.last_step |= {

@@ -22,6 +22,7 @@ from pipeline.messages import (
     NewWeights,
     Rollouts,
     ToPeer,
+    WeightsRefused,
     WorkItems,
 )
 from pipeline.remote.door import SILENT_S, keep_alive
@@ -141,6 +142,8 @@ class RemoteSocket:
                 return
             case AttemptFailed():
                 self._held.discard(message.attempt_id)
+            case WeightsRefused():
+                self._fetcher.forget()
         self._send(message)
 
     def _send(self, message: FromEngine) -> None:

@@ -1,8 +1,6 @@
 """Turns what a run offers into weights that lie on this machine."""
 
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 
 import msgspec
 import xxhash
@@ -12,6 +10,7 @@ from pipeline.messages import WeightsNotice
 from pipeline.remote.download import Download
 from pipeline.remote.parcels import unpack_model
 from pipeline.remote.wire import Offer, Parcel, Piece
+from pipeline.scratch import Scratch
 
 # As many as a learner keeps: the version that serves, and the one that comes next while the engine has yet to load it.
 _KEPT = 2
@@ -22,8 +21,7 @@ class Fetcher:
 
     def __init__(self, pull: Callable[[str, int], None]):
         self._pull = pull
-        self._scratch = tempfile.TemporaryDirectory(prefix="ngu-worker-")
-        self._model_dir = Path(self._scratch.name)
+        self._scratch = Scratch("ngu-worker-")
         self._model: Parcel | None = None  # the one in the scratch directory
         self._offer: Offer | None = None  # the one under way
         self._download: Download | None = None
@@ -45,6 +43,12 @@ class Fetcher:
         """After a new connection: what was on its way is lost."""
         if self._download is not None:
             self._download.ask_again()
+
+    def forget(self) -> None:
+        """What came was refused: the next offer, though it be of the same version, is fetched anew."""
+        for download in self._kept:
+            download.close()
+        self._kept = []
 
     def abandon(self) -> None:
         """The session is over; the next one has an offer of its own."""
@@ -73,7 +77,7 @@ class Fetcher:
             download.close()
             if xxhash.xxh3_64_hexdigest(data) != download.parcel.checksum:
                 raise WeightError("the model's config and tokenizer did not arrive whole; start the worker again")
-            unpack_model(data, self._model_dir)
+            unpack_model(data, self._scratch.path)
             self._model = download.parcel
         else:
             self._kept.append(download)
@@ -88,10 +92,9 @@ class Fetcher:
 
     def _local(self, offer: Offer) -> WeightsNotice:
         path = next(d.path for d in self._kept if d.parcel.checksum == offer.notice.checksum)
-        return msgspec.structs.replace(offer.notice, path=path, model_dir=str(self._model_dir))
+        return msgspec.structs.replace(offer.notice, path=path, model_dir=str(self._scratch.path))
 
     def close(self) -> None:
         self.abandon()
-        for download in self._kept:
-            download.close()
-        self._scratch.cleanup()
+        self.forget()
+        self._scratch.close()

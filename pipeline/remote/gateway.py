@@ -8,7 +8,7 @@ import argparse
 import re
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,19 +18,22 @@ import zmq
 
 from pipeline.channels import ENDPOINT, PeerSocket, introduction
 from pipeline.config import Config
-from pipeline.errors import NguError
+from pipeline.errors import NguError, WireError
 from pipeline.messages import PROTOCOL_VERSION, Heartbeat, Hello, PeerFailed, PeerWarning, Stop
 from pipeline.remote.door import SILENT_S, Door
 from pipeline.remote.keys import run_keys
 from pipeline.remote.parcels import Parcels
-from pipeline.remote.session import MAX_SLOTS, Session
+from pipeline.remote.session import Session
 from pipeline.remote.wire import Over, Refused, Welcome
 from pipeline.role import run_role
 from pipeline.rundir import read_config
+from pipeline.soundness import check_slots, one_line
 
 NAME = "gateway"
 HEARTBEAT_S = 1.0
 STOP_GRACE_S = 3.0  # for workers to hear that the run has ended
+MAX_SESSIONS = 1000
+MAX_WARNINGS_A_MINUTE = 10  # whoever has the key could else fill the disk with them
 
 
 class Gateway:
@@ -42,11 +45,13 @@ class Gateway:
         self._endpoint = endpoint
         self._clock = clock
         self._context = zmq.Context()
+        self._context.setsockopt(zmq.MAX_SOCKETS, 4 * MAX_SESSIONS)
         self._hello = introduction("gateway", NAME, 0, door.address)
         self._peer = PeerSocket(endpoint, self._hello, self._context)
         self._peer.say_hello()
         self._parcels = Parcels()
         self._counts: Counter[str] = Counter(joined=0, cut_off=0, late=0, refused=0, rejected=0)
+        self._warned: deque[float] = deque(maxlen=MAX_WARNINGS_A_MINUTE)
         self._next_beat = 0.0
         self._deadline: float | None = None  # once the run has ended
         self.sessions: dict[str, Session] = {}
@@ -94,7 +99,7 @@ class Gateway:
         if refusal := self._refusal(hello):
             self._door.send(routing_id, Refused(refusal))
             self._counts["refused"] += 1
-            self._peer.send(PeerWarning(f"a worker on {hello.host or 'another machine'} was refused: {refusal}"))
+            self._warn(f"a worker on {one_line(hello.host) or 'another machine'} was refused: {refusal}")
             return
         session = self.sessions.get(hello.boot_id)
         if session is None:
@@ -109,10 +114,14 @@ class Gateway:
             return f"it speaks protocol {hello.protocol}, this run {PROTOCOL_VERSION}; install the run's version there"
         if hello.role != "engine":
             return f"a {hello.role} cannot be remote, only an engine"
-        if not 0 <= hello.slots <= MAX_SLOTS:
-            return f"{hello.slots} slots are no number of rollouts that one engine runs"
+        try:
+            check_slots(hello.slots)
+        except WireError as e:
+            return e.message
         if self._deadline is not None:
             return "the run has ended"
+        if len(self.sessions) >= MAX_SESSIONS and hello.boot_id not in self.sessions:
+            return f"{MAX_SESSIONS} workers are here already"
         return ""
 
     def _begin(self, routing_id: bytes, hello: Hello) -> Session:
@@ -121,13 +130,14 @@ class Gateway:
         # One that comes back keeps its name, so that its figures stay in one curve.
         name = hello.name if re.fullmatch(r"remote\d{1,4}", hello.name) and hello.name not in taken else free[0]
         slots = hello.slots or self._config.engines.slots
-        known = msgspec.structs.replace(hello, name=name, pid=0, slots=slots, via=self._hello.boot_id)
+        host = one_line(hello.host)
+        known = msgspec.structs.replace(hello, name=name, pid=0, slots=slots, host=host, via=self._hello.boot_id)
         peer = PeerSocket(self._endpoint, known, self._context)
         self._poller.register(peer.fd, zmq.POLLIN)
         session = Session(known, routing_id, peer, self._parcels, self._door.send, self._clock)
         self.sessions[session.id] = session
         self._counts["joined"] += 1
-        print(f"{name} joined from {hello.host} with {slots} slots", file=sys.stderr, flush=True)
+        print(f"{name} joined from {host} with {slots} slots", file=sys.stderr, flush=True)
         return session
 
     def _engine_config(self, slots: int) -> dict[str, Any]:
@@ -144,12 +154,21 @@ class Gateway:
         print(f"{session.name}: {session.end_reason or 'the run has ended'}", file=sys.stderr, flush=True)
         self._counts.update(session.counts)
         if session.end_reason not in ("", "left"):
-            self._peer.send(PeerWarning(f"{session.name} ({session.host}): {session.end_reason}"))
+            self._warn(f"{session.name} ({session.host}): {session.end_reason}")
         self._poller.unregister(session.peer.fd)
         session.close()
         del self.sessions[session.id]
 
     # --- the coordinator ---
+
+    def _warn(self, text: str) -> None:
+        """A line for the user, unless there were many in the last minute: then it is only counted."""
+        now = self._clock()
+        if len(self._warned) == MAX_WARNINGS_A_MINUTE and now - self._warned[0] < 60.0:
+            self._counts["unsaid"] += 1
+            return
+        self._warned.append(now)
+        self._peer.send(PeerWarning(text))
 
     def _beat(self) -> None:
         if self._clock() >= self._next_beat:

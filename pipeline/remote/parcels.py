@@ -32,10 +32,13 @@ class Parcels:
         self._models: dict[str, Content] = {}  # by directory, of which a run has one
 
     def offer(self, notice: WeightsNotice) -> tuple[Offer, Content]:
-        """What to tell a worker, and the content that must be held until it has it. Raises WeightError."""
+        """What to tell a worker, and the content that must be held until it has it.
+
+        Raises WeightError when the file is missing or not the announced bytes.
+        """
         weights = self._known.get(notice.checksum)
         if weights is None:
-            weights = self._known[notice.checksum] = Content(_map(Path(notice.path)), notice.checksum)
+            weights = self._known[notice.checksum] = Content(_map(notice), notice.checksum)
         model = self._models.get(notice.model_dir)
         if model is None:
             model = self._models[notice.model_dir] = self._pack(Path(notice.model_dir))
@@ -64,9 +67,12 @@ def unpack_model(data: bytes, model_dir: Path) -> None:
         (model_dir / name).write_bytes(content)
 
 
-def _map(path: Path) -> mmap.mmap:
+def _map(notice: WeightsNotice) -> mmap.mmap:
     try:
-        with path.open("rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        with Path(notice.path).open("rb") as file:
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     except (OSError, ValueError) as e:
-        raise WeightError(f"{path}: cannot read the weights: {e}") from None
+        raise WeightError(f"{notice.path}: cannot read the weights: {e}") from None
+    if len(data) != notice.num_bytes or xxhash.xxh3_64_hexdigest(data) != notice.checksum:
+        raise WeightError(f"{notice.path}: its bytes are not those announced; publish the version again")
+    return data

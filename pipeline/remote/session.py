@@ -1,13 +1,13 @@
 """A worker on another machine as its gateway sees it: one connection to the coordinator in its name."""
 
-import math
-import sys
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from pipeline.channels import PeerSocket
-from pipeline.errors import WeightError
+from pipeline.errors import WeightError, WireError
 from pipeline.messages import (
     AttemptFailed,
     Cancel,
@@ -17,21 +17,20 @@ from pipeline.messages import (
     Leave,
     NewWeights,
     PeerFailed,
-    Rollout,
     Rollouts,
     Stop,
     ToPeer,
     WeightsLoaded,
+    WeightsRefused,
     WorkItems,
 )
 from pipeline.remote.link import Link
 from pipeline.remote.parcels import Content, Parcels
 from pipeline.remote.wire import Down, Offer, Pull, Received, Resume, ToWorker, Up
+from pipeline.soundness import check_heartbeat, check_loaded, one_line
 
 # A worker says its first word after importing its libraries.
 STARTING_S = 600.0
-MAX_SLOTS = 1 << 16
-_MAX_GAUGES = 64
 
 
 class Session:
@@ -88,27 +87,34 @@ class Session:
                 self._has_spoken = True
                 self._link.acknowledged(frame.received)
                 if self._link.accept(frame.seq):
-                    self._on_message(frame.body)
+                    try:
+                        self._on_message(frame.body)
+                    except WireError:
+                        self.counts["rejected"] += 1
                 if isinstance(frame.body, Heartbeat | Leave):
                     self._transmit(self.routing_id, Received(self.id, self._link.received))
 
     def _on_message(self, message: FromEngine) -> None:
         match message:
             case Rollouts():
-                mine = [rollout for rollout in message.rollouts if self._gives_back(rollout.attempt_id)]
-                if sound := tuple(rollout for rollout in mine if self._is_of_offered_weights(rollout)):
-                    self.peer.send(Rollouts(sound))
+                if mine := tuple(rollout for rollout in message.rollouts if self._gives_back(rollout.attempt_id)):
+                    self.peer.send(Rollouts(mine))  # the coordinator looks into them, as into those of any engine
             case AttemptFailed():
                 if self._gives_back(message.attempt_id):
-                    self.peer.send(message)
+                    self.peer.send(msgspec.structs.replace(message, reason=one_line(message.reason)))
             case WeightsLoaded():
-                self._on_loaded(message)
-            case Heartbeat() if _is_sound(message):
+                self._is_over(message.policy_version)
+                check_loaded(message, self._newest)
                 self.peer.send(message)
+            case WeightsRefused():
+                self._is_over(message.policy_version)
+                if message.policy_version <= self._newest:
+                    self.peer.send(WeightsRefused(message.policy_version, one_line(message.reason)))
             case Heartbeat():
-                self.counts["rejected"] += 1
+                check_heartbeat(message)
+                self.peer.send(message)
             case PeerFailed():  # one machine of many: the run goes on without it
-                self.end_reason = message.reason
+                self.end_reason = one_line(message.reason)
             case Leave():
                 self.end_reason = "left"
 
@@ -118,23 +124,11 @@ class Session:
         self.counts["late"] += not is_held
         return is_held
 
-    def _is_of_offered_weights(self, rollout: Rollout) -> bool:
-        """Whether its tokens claim versions that exist; otherwise the attempt is sampled again."""
-        if all(0 <= span.policy_version <= self._newest for span in rollout.version_spans):
-            return True
-        self.counts["rejected"] += 1
-        self.peer.send(AttemptFailed(rollout.attempt_id, "it claims versions that there are not", retryable=True))
-        return False
-
-    def _on_loaded(self, message: WeightsLoaded) -> None:
-        if self._on_offer is not None and self._on_offer[0].notice.policy_version == message.policy_version:
+    def _is_over(self, version: int) -> None:
+        """The worker has loaded or refused a version: it is offered the next."""
+        if self._on_offer is not None and self._on_offer[0].notice.policy_version == version:
             self._on_offer = None
             self._offer_next()
-        is_sound = math.isfinite(message.stall_s) and math.isfinite(message.canary_error)
-        if is_sound and 0 <= message.policy_version <= self._newest and 0 <= message.slots <= MAX_SLOTS:
-            self.peer.send(message)
-        else:
-            self.counts["rejected"] += 1
 
     def _on_pull(self, pull: Pull) -> None:
         content = self._parcels.find(pull.checksum)
@@ -164,8 +158,8 @@ class Session:
             case NewWeights():
                 try:
                     self._waiting = self._parcels.offer(message.notice)
-                except WeightError as e:  # replaced already: the newer one is announced next
-                    print(f"{self.name}: {e.message}", file=sys.stderr, flush=True)
+                except WeightError as e:  # damaged; or replaced already, and the newer one is announced next
+                    self.peer.send(WeightsRefused(message.notice.policy_version, e.message))
                     return
                 self._newest = max(self._newest, message.notice.policy_version)
                 self._offer_next()
@@ -196,8 +190,3 @@ class Session:
         if not self.is_stopped:
             self.peer.send(Leave(self.id))
         self.peer.close()
-
-
-def _is_sound(message: Heartbeat) -> bool:
-    """Whether its figures can be added up and shown."""
-    return len(message.stats) <= _MAX_GAUGES and all(map(math.isfinite, (message.cpu_s, *message.stats.values())))

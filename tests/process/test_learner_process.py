@@ -23,7 +23,7 @@ from pipeline.channels import ENDPOINT, RouterSocket
 from pipeline.config import dump_config, parse_config
 from pipeline.errors import ConfigError, WeightError
 from pipeline.manifest import verify_manifest
-from pipeline.messages import Batch, BatchRequest, Heartbeat, Hello, PeerFailed, StepDone, Stop
+from pipeline.messages import Batch, BatchRequest, Heartbeat, Hello, PeerFailed, PublishAgain, StepDone, Stop
 from pipeline.role import EXIT_CRASH
 from pipeline.weights import read_weights
 
@@ -135,6 +135,15 @@ def test_steps_checkpoint_stop_resume_and_crash(start_run, tmp_path):
     check_notice(started.weights, mirror)
     assert run.expect(BatchRequest).policy_version == 0
     run.expect(Heartbeat)
+
+    Path(started.weights.path).write_bytes(b"torn")
+    run.send(PublishAgain(7))  # not what it serves
+    run.send(PublishAgain(0))
+    again = run.expect(StepDone)
+    assert (again.policy_version, again.metrics) == (0, {})
+    assert again.weights == started.weights, "the same bytes, and the same canary"
+    assert again.weights.vocab_size == model.get_input_embeddings().weight.shape[0]
+    check_notice(again.weights, mirror)
 
     groups = random_groups(model, seed=0, drift=0.1)
     run.send(Batch(tuple(groups), num_attempts=16, checkpoint=True))

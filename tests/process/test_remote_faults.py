@@ -1,15 +1,36 @@
 """Workers of a run on other machines, as processes: they come, go, die, and their cable is cut, slow, half-open."""
 
+import os
 import signal
 import socket
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
+import torch
+import xxhash
 from namespaces import Machine, why_not_permitted
 from small_run import SmallRun
+from tiny_models import teacher_forced
+from transformers import AutoModelForCausalLM
 
-pytestmark = pytest.mark.timeout(280)  # the machine may be busy
+from pipeline.messages import (
+    Batch,
+    Judgement,
+    Judgements,
+    Rollout,
+    Verdict,
+    VerifyJobs,
+    WeightsNotice,
+    pack_ids,
+    pack_logprobs,
+)
+from pipeline.model_path import resolve_model_path
+
+# How long the cable is cut, and deaf: `just cable 30` asks for more than the few seconds of every test run.
+CUT_S = float(os.environ.get("NGU_CUT_S", "5"))
+pytestmark = pytest.mark.timeout(280 + 5 * CUT_S)  # the machine may be busy
 
 
 @pytest.fixture
@@ -58,6 +79,7 @@ def test_workers_join_leave_and_die_while_the_run_goes_on(closing):
     run.until(lambda: any("remote1 (" in w for w in run.status()["warnings"]), "a warning")
     run.start("third", "pipeline.cli", *worker_argv(run))
     run.until(lambda: "remote0" in run.peers(), "a third one")
+    assert len(list(run.dir.parent.glob("ngu-worker-*"))) == 1, "it has cleared up behind the one that was killed"
     run.processes["gateway"].kill()
     run.processes["gateway"].wait()
     before = run.by_engine["remote0"]
@@ -69,12 +91,56 @@ def test_workers_join_leave_and_die_while_the_run_goes_on(closing):
     assert run.processes["third"].returncode == 0, run.log("third")
 
 
+class RealWeights(SmallRun):
+    """Its learner publishes the model that ships, unchanged, and every second rollout is right."""
+
+    def __init__(self, *settings: str):
+        directory = resolve_model_path("builtin")
+        self.model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+        self.rollouts: list[Rollout] = []
+        ids = list(range(3, 12))
+        path, canary = directory / "model.safetensors", pack_logprobs(teacher_forced(self.model, ids))
+        data = path.read_bytes()
+        checksum = xxhash.xxh3_64_hexdigest(data)
+        self._notice = WeightsNotice(0, str(path), checksum, len(data), str(directory), pack_ids(ids), canary)
+        super().__init__(*settings)
+        self._judge = self
+
+    def _publish(self) -> WeightsNotice:
+        return msgspec.structs.replace(self._notice, policy_version=self.version)
+
+    def judge(self, jobs: VerifyJobs) -> Judgements:
+        rewards = ((job.attempt_id, job.attempt_id % 2) for job in jobs.jobs)
+        outcomes = ("incorrect", "correct")
+        return Judgements(tuple(Judgement(i, Verdict(outcomes[reward], float(reward))) for i, reward in rewards))
+
+    def _step(self, batch: Batch) -> None:
+        self.rollouts += [rollout for group in batch.groups for rollout in group.rollouts]
+        super()._step(batch)
+
+
+def test_an_embedded_engine_serves_from_another_machine(closing):
+    run = RealWeights("engines.kind=embedded", f"daemon.listen=tcp://127.0.0.1:{free_port()}", "max_rollouts=1000000")
+    closing.append(run)
+    run.start("gateway", "pipeline.remote.gateway", str(run.dir))
+    run.start("worker", "pipeline.cli", *worker_argv(run))
+    run.until(lambda: run.trained_by("remote0", 60) and run.peers()["remote0"]["version"] > 1, "its rollouts")
+    run.finish()
+    run.until(lambda: run.processes["worker"].poll() is not None, "the worker to hear that the run is over")
+    assert run.processes["worker"].returncode == 0, run.log("worker")
+    assert run.status()["errors"] == {}
+    for rollout in run.rollouts[:20]:
+        prompt = rollout.prompt_array().tolist()
+        expected = teacher_forced(run.model, prompt + rollout.completion_array().tolist())[len(prompt) - 1 :]
+        assert rollout.logprob_array() == pytest.approx(expected, abs=1e-4)
+
+
 def test_a_cable_that_is_cut_slow_or_half_open_costs_time_and_nothing_else(closing):
     if reason := why_not_permitted():
         pytest.skip(f"network namespaces: {reason}")
     machine = Machine()
     closing.append(machine)
-    run = started(closing, f"daemon.listen=tcp://{machine.here}:0", "daemon.hang_s=12.0")
+    run = started(closing, f"daemon.listen=tcp://{machine.here}:0", f"daemon.hang_s={CUT_S + 7}")
     run.start("worker", "pipeline.cli", *worker_argv(run), inside=machine.argv)
 
     def goes_on(what: str) -> None:
@@ -84,7 +150,7 @@ def test_a_cable_that_is_cut_slow_or_half_open_costs_time_and_nothing_else(closi
 
     goes_on("joining")
     machine.cut()
-    run.go_on(5.0)  # long enough for both ends to give the connection up
+    run.go_on(CUT_S)  # at 5 s for either end to give the connection up, at 30 for both
     machine.mend()
     goes_on("a cut")
     machine.slow(4000)  # weights of 1 MiB take two seconds, and a step a tenth of one
@@ -93,7 +159,7 @@ def test_a_cable_that_is_cut_slow_or_half_open_costs_time_and_nothing_else(closi
     goes_on("a slow cable")
     machine.quicken()
     machine.deafen()
-    run.go_on(5.0)
+    run.go_on(CUT_S)
     machine.undeafen()
     goes_on("a half-open connection")
     run.go_on(1.5)  # until the gateway's counts are those of now

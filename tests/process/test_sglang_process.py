@@ -11,7 +11,7 @@ from pathlib import Path
 import fake_sglang
 import pytest
 import torch
-from fake_sglang import LOGPROB
+from fake_sglang import LOGPROB, segments_of
 from sglang_bench import servers_of
 from tiny_models import save_model_dir, tiny_model, work
 
@@ -70,6 +70,7 @@ def world(tmp_path, scratch):
     made.publisher.close()
     assert servers_of(made.model_dir) == []
     assert list(scratch.iterdir()) == []
+    assert segments_of(made.model_dir) == []
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])

@@ -6,7 +6,10 @@ path only: it joins no process group.
 """
 
 import asyncio
+import hashlib
 import json
+import mmap
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -158,16 +161,33 @@ class FakeSGLang:
         return sum(p == path for p, _ in self.calls)
 
 
+def segments_of(model_dir: Path) -> list[Path]:
+    """What server processes of that model have left in /dev/shm."""
+    return list(Path("/dev/shm").glob(f"{_segment_prefix(model_dir)}*"))
+
+
+def _segment_prefix(model_dir: Path) -> str:
+    return f"sglang_loads_fake_{hashlib.sha1(str(model_dir).encode()).hexdigest()[:12]}_"
+
+
 def main() -> None:
-    """As a server process. A file faults.json beside the model, `{"exit": why}`, makes it fail at once."""
+    """As a server process, which maps shared memory and never removes it, as SGLang does.
+
+    A file faults.json beside the model, `{"exit": why}`, makes it fail at once.
+    """
     port = int(sys.argv[sys.argv.index("--port") + 1])
     model_dir = Path(sys.argv[sys.argv.index("--model-path") + 1])
     if (faults := model_dir / "faults.json").is_file():
         print(f"RuntimeError: {json.loads(faults.read_text())['exit']}")
         sys.exit(3)
+    segment = Path("/dev/shm", f"{_segment_prefix(model_dir)}{os.getpid()}.shm")
+    segment.write_bytes(bytes(4096))
+    with segment.open("r+b") as file:
+        mapped = mmap.mmap(file.fileno(), 0)
     loop = asyncio.new_event_loop()
     loop.run_until_complete(FakeSGLang()._serve(port))
     loop.run_forever()
+    mapped.close()
 
 
 if __name__ == "__main__":

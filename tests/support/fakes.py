@@ -22,6 +22,7 @@ from pipeline.messages import (
     Judgement,
     Judgements,
     NewWeights,
+    PublishAgain,
     Rollouts,
     Save,
     StepDone,
@@ -30,6 +31,7 @@ from pipeline.messages import (
     VerifyJobs,
     WeightsLoaded,
     WeightsNotice,
+    WeightsRefused,
     WorkItems,
 )
 from pipeline.tasks.shuffle import ShuffledPasses
@@ -78,8 +80,11 @@ class RecordingSink:
         pass
 
 
+VOCAB_SIZE = 12  # all that fake engines say is below it
+
+
 def notice(version: int) -> WeightsNotice:
-    return WeightsNotice(version, f"v{version}", "", 0, "", b"", b"")
+    return WeightsNotice(version, f"v{version}", "", 0, "", b"", b"", VOCAB_SIZE)
 
 
 def mean_lag(batch: Batch, step: int) -> float:
@@ -122,6 +127,7 @@ class Simulation:
         ess: Callable[[int], float] = lambda step: 1.0,
         ratio: Callable[[int], float] = lambda step: 1.0,
         sink: Any = None,
+        make_notice: Callable[[int], WeightsNotice] = notice,
     ):
         self.run_dir = run_dir
         self.config = config
@@ -142,13 +148,17 @@ class Simulation:
         self.verifier = FakeVerifier(unknown_every)
         self.step_turns = step_turns
         self.ess, self.ratio = ess, ratio
+        self.notice = make_notice
+        self.stopped: set[str] = set()
+        self.forgives = False  # an engine that is not known any more says Hello, instead of failing the test
+        self.refuses: Callable[[str, int], bool] = lambda name, version: False  # engines, of damaged weights
         self.batch: Batch | None = None
         self.batch_left = 0
         self.batches: list[Batch] = []
         self.alive = {"learner", "verifier"}
         self._say_hello("learner", "learner", 1)
         self._say_hello("verifier", "verifier", 64)
-        self.inbox.append(("learner", StepDone(self.version, notice(self.version), {})))
+        self.inbox.append(("learner", StepDone(self.version, self.notice(self.version), {})))
         self.inbox.append(("learner", BatchRequest(self.version)))
         for i in range(num_engines):
             self.add_engine(f"engine-{i}")
@@ -180,6 +190,8 @@ class Simulation:
                 assert self.engines[name].num_in_flight <= self.engines[name].slots, "credit exceeded"
             case Cancel():
                 self.engines[name].cancel(message.attempt_ids)
+            case NewWeights() if self.refuses(name, message.notice.policy_version):
+                self.inbox.append((name, WeightsRefused(message.notice.policy_version, "scripted")))
             case NewWeights():
                 report = self.engines[name].load_weights(message.notice)
                 loaded = WeightsLoaded(report.policy_version, 0.0, 0.0, self.engines[name].num_in_flight)
@@ -189,13 +201,19 @@ class Simulation:
             case Batch():
                 self.batch, self.batch_left = message, self.step_turns
                 self.batches.append(message)
+            case PublishAgain() if message.policy_version == self.version and self.batch is None:
+                self.inbox.append((name, StepDone(self.version, self.notice(self.version), {})))
             case Save():
                 self._save(name, message)
                 self.inbox.append(("learner", BatchRequest(self.version)))
+            case Stop() if name in self.engines:
+                self.stopped.add(name)
             case Stop():
                 self._save(name, message)
             case Identify():
-                raise AssertionError(f"{name} was not known")
+                assert self.forgives, f"{name} was not known"
+                if name in self.engines:
+                    self._say_hello("engine", name, self.config.engines.slots)
         return True
 
     def _save(self, name: str, message: Stop | Save) -> None:
@@ -203,7 +221,7 @@ class Simulation:
             self._finish_step(self.batch)
         if message.checkpoint is not None:
             self.write_part(Path(message.checkpoint))
-            self.inbox.append((name, StepDone(self.version, notice(self.version), {}, message.checkpoint)))
+            self.inbox.append((name, StepDone(self.version, self.notice(self.version), {}, message.checkpoint)))
 
     # --- time ---
 
@@ -211,7 +229,7 @@ class Simulation:
         """One token of every engine, one turn of the learner, one turn of the coordinator."""
         self.now += 0.01
         for name, engine in self.engines.items():
-            if engine.num_in_flight:
+            if engine.num_in_flight and name not in self.stopped:
                 self._deliver(name, engine.step())
         if self.batch is not None:
             self.batch_left -= 1
@@ -236,7 +254,7 @@ class Simulation:
             path = self.run_dir / "checkpoints" / f".step_{self.version:06d}.partial"
             self.write_part(path)
             checkpoint = str(path)
-        self.inbox.append(("learner", StepDone(self.version, notice(self.version), metrics, checkpoint)))
+        self.inbox.append(("learner", StepDone(self.version, self.notice(self.version), metrics, checkpoint)))
         self.inbox.append(("learner", BatchRequest(self.version)))
 
     def learn(self, batch: Batch) -> dict[str, float]:

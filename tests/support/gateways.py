@@ -1,6 +1,7 @@
 """A gateway without a run: in a thread, between the door that workers come to and a coordinator that is a list."""
 
 import contextlib
+import random
 import shutil
 import socket
 import tempfile
@@ -10,9 +11,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import xxhash
+from fakes import VOCAB_SIZE
+
 from pipeline.channels import RouterSocket
 from pipeline.config import Config, DaemonConfig, EnginesConfig
-from pipeline.messages import Hello, Rollout, SamplingParams, VersionSpan, Work, pack_ids, pack_logprobs
+from pipeline.messages import (
+    Hello,
+    Rollout,
+    SamplingParams,
+    VersionSpan,
+    WeightsNotice,
+    Work,
+    pack_ids,
+    pack_logprobs,
+)
 from pipeline.remote.door import Door
 from pipeline.remote.gateway import Gateway
 from pipeline.remote.keys import run_keys
@@ -58,6 +71,17 @@ class GatewayThread:
                 self.stats = gateway.stats()
         finally:
             gateway.close()
+
+    def publish(self, version: int, num_bytes: int = 1000) -> WeightsNotice:
+        """A file that a learner might have written, and its notice."""
+        data = random.Random(version).randbytes(num_bytes)
+        path = self.run_dir / f"{version}.safetensors"
+        path.write_bytes(data)
+        model = self.run_dir / "model"
+        model.mkdir(exist_ok=True)
+        (model / "config.json").write_text("{}")
+        digest = xxhash.xxh3_64_hexdigest(data)
+        return WeightsNotice(version, str(path), digest, num_bytes, str(model), b"", b"", VOCAB_SIZE)
 
     def hear(self) -> list[tuple[str, Any]]:
         """Everything that has reached the coordinator so far."""

@@ -23,7 +23,7 @@ from pipeline import rundir
 from pipeline.channels import PeerSocket, introduction
 from pipeline.config import load_config
 from pipeline.manifest import write_manifest
-from pipeline.messages import Batch, BatchRequest, Save, StepDone, Stop, VerifyJobs, WeightsNotice
+from pipeline.messages import Batch, BatchRequest, PublishAgain, Save, StepDone, Stop, VerifyJobs, WeightsNotice
 from pipeline.model_path import resolve_model_path
 
 WEIGHT_BYTES = 1 << 20
@@ -53,7 +53,7 @@ class SmallRun:
         endpoint = f"ipc://{self.dir}/ipc/coordinator"
         self._learner = PeerSocket(endpoint, introduction("learner", "learner", 1))
         self._verifier = PeerSocket(endpoint, introduction("verifier", "verifier", 64))
-        self._judge = FakeVerifier()
+        self._judge: Any = FakeVerifier()
         for peer in (self._learner, self._verifier):
             peer.say_hello()
         self._learner.send(StepDone(0, self._publish(), {}))
@@ -96,6 +96,8 @@ class SmallRun:
             match message:
                 case Batch():
                     self._batch, self._due = message, time.monotonic() + self.step_s
+                case PublishAgain():
+                    self._learner.send(StepDone(self.version, self._publish(), {}))
                 case Save() | Stop():
                     self._is_stopped = isinstance(message, Stop)
                     self._save(message)

@@ -6,10 +6,11 @@ from fakes import Simulation
 
 from pipeline.checkpoints import latest
 from pipeline.config import Config, parse_config
+from pipeline.coordinator.status import describe
 from pipeline.engines.base import Failure
 from pipeline.engines.fake import FakeEngine, FakeScript
 from pipeline.errors import RunFailed
-from pipeline.messages import Batch, Cancel, Hello, NewWeights, Stop, WeightsLoaded, WorkItems
+from pipeline.messages import Batch, Cancel, Hello, NewWeights, PublishAgain, Stop, WeightsLoaded, WorkItems
 
 
 def config(**changes) -> Config:
@@ -264,3 +265,78 @@ def test_an_engine_holds_what_it_says_with_its_weights_not_with_hello(tmp_path):
     run.inbox.append(("engine-0", WeightsLoaded(0, 0.0, 0.0, 0, slots=3)))
     run.coordinator.turn(0.0)
     assert run.coordinator.flow.work.num_slots == 3
+
+
+# --- weights that engines refuse ---
+
+
+def test_weights_that_an_engine_found_damaged_are_published_again(tmp_path):
+    run, refused = Simulation(tmp_path, config(), num_engines=2), []
+
+    def refuses_once(name: str, version: int) -> bool:
+        if (name, version) not in (("engine-0", 0), ("engine-1", 3)) or (name, version) in refused:
+            return False
+        refused.append((name, version))
+        return True
+
+    run.refuses = refuses_once
+    run.run()
+    assert run.coordinator.state == "finished"
+    assert refused == [("engine-0", 0), ("engine-1", 3)]
+    assert [m for _, m in run.sent if isinstance(m, PublishAgain)] == [PublishAgain(0), PublishAgain(3)]
+    assert describe(run.coordinator)["errors"] == {"error/weights": 2}
+    assert run.sink.of_kind("step")[-1]["metrics"]["error/weights"] == 2
+    assert any("engine-1 refused weights 3: scripted" in w["text"] for w in run.sink.of_kind("warning"))
+
+
+def test_weights_that_no_engine_ever_loads_end_the_run_with_the_reason(tmp_path):
+    run = Simulation(tmp_path, config(), num_engines=2)
+    run.refuses = lambda name, version: version == 2
+    with pytest.raises(RunFailed, match=r"every engine refused weights 2, last engine-\d: scripted"):
+        run.run()
+
+
+def test_an_engine_that_alone_refuses_leaves_the_run_to_the_others(tmp_path):
+    run = Simulation(tmp_path, config(), num_engines=2)
+    run.refuses = lambda name, version: name == "engine-1" and version >= 2
+    run.forgives = True
+    run.run()
+    assert run.coordinator.state == "finished"
+    assert len(run.sink.of_kind("step")) == run.version > 4
+    last = [r.engine_id for g in run.batches[-1].groups for r in g.rollouts]
+    assert set(last) == {"engine-0"}
+    asked = [m.policy_version for _, m in run.sent if isinstance(m, PublishAgain)]
+    assert all(asked.count(version) < 3 for version in asked)
+
+
+def test_a_pinned_evaluation_engine_gets_the_version_again(tmp_path):
+    pinned = {"every_steps": 2, "num_rollouts": 2, "final_num_rollouts": 2, "pinned": True}
+    run = Simulation(tmp_path, config(eval=pinned))
+    run.add_engine("evaluator-1", role="evaluator")
+    seen = []
+
+    def refuses_first(name: str, version: int) -> bool:
+        if name == "evaluator-1":
+            seen.append(version)
+        return name == "evaluator-1" and seen.count(version) == 1
+
+    run.refuses = refuses_first
+    run.run()
+    assert run.coordinator.state == "finished"
+    assert "during" in [e["phase"] for e in run.sink.of_kind("eval")]
+
+
+def test_an_engine_that_stays_behind_does_not_keep_the_run_from_ending(tmp_path):
+    run = Simulation(tmp_path, config(daemon={"hang_s": 1.0}), num_engines=2)
+    run.forgives = True
+    while run.version < 2:
+        run.turn()
+    send = run.send
+
+    def drop_weights(name: str, message: object) -> bool:
+        return True if name == "engine-1" and isinstance(message, NewWeights) else send(name, message)
+
+    run.send = drop_weights
+    run.run()
+    assert run.coordinator.state == "finished"
+    assert any("engine-1 has not loaded weights" in w["text"] for w in run.sink.of_kind("warning"))

@@ -143,6 +143,7 @@ def test_a_new_learning_rate_reaches_the_learner_before_its_next_batch(driven):
         ("staleness.max_lag=-1", "max_lag"),
         ("max_rollouts=0", "the run would never end"),
         ("learner.lr", "an override is written"),
+        ("sampler.seq_multiplier=8", "completions of 560 tokens and their prompts do not fit into the 512 positions"),
     ],
 )
 def test_a_bad_setting_is_refused_and_changes_nothing(driven, setting, message):
@@ -150,6 +151,19 @@ def test_a_bad_setting_is_refused_and_changes_nothing(driven, setting, message):
     reply = driven.do("set", setting)
     assert not reply.ok and message in reply.text
     assert driven.run.coordinator.config is before
+
+
+def test_evaluations_that_no_engine_would_do_are_refused(tmp_path):
+    """Pinned, and started without any: the supervisor has made no engine for them."""
+    driven = Driven(tmp_path, config(eval={"every_steps": 0, "final_num_rollouts": 1, "pinned": True})).reach(1)
+    for reply in (driven.do("eval"), driven.do("set", "eval.every_steps=2")):
+        assert not reply.ok and "eval.pinned needs an engine of its own" in reply.text
+    assert driven.run.coordinator.config.eval.every_steps == 0
+    driven.run.add_engine("evaluator-1", role="evaluator")
+    driven.turn(3)
+    assert driven.do("set", "eval.every_steps=2").ok
+    driven.run.run()
+    assert [e["phase"] for e in driven.run.sink.of_kind("eval")][1] == "during"
 
 
 def test_every_live_field_is_a_field(driven):
@@ -217,13 +231,16 @@ def test_a_command_is_answered_and_recorded_wherever_the_run_lives(served, capsy
     ]
 
 
-@pytest.mark.parametrize("payload", [b"", b"\xff\x00", b'{"verb":"explode"}', b'{"verb":"set","x":1}', b"[" * 5000])
-def test_bytes_that_are_no_command_are_answered_and_the_next_one_works(served, payload, monkeypatch):
+NO_COMMANDS = [b"", b"\xff\x00", b'{"verb":"explode"}', b'{"verb":"set","x":1}', b"[" * 5000]
+
+
+@pytest.mark.parametrize("frames", [*([payload] for payload in NO_COMMANDS), [b"{", b"", b"}"]])
+def test_bytes_that_are_no_command_are_answered_and_the_next_one_works(served, frames, monkeypatch):
     monkeypatch.chdir(served)
     context = zmq.Context()
     socket = context.socket(zmq.REQ)
     socket.connect(control.ENDPOINT)
-    socket.send(payload)
+    socket.send_multipart(frames)
     assert socket.poll(5000)
     assert not msgspec.json.decode(socket.recv(), type=Reply).ok
     context.destroy(linger=0)

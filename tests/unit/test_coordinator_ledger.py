@@ -48,6 +48,8 @@ def test_every_attempt_is_listed_and_filters_join(ended, capsys):
     assert {r["attempt"] for r in step_2} == {r.attempt_id for g in ended.batches[1].groups for r in g.rollouts}
     chain = step_2[0]["chain"]
     assert rows(capsys, ended.run_dir, chain=chain) == [r for r in everything if r["chain"] == chain]
+    right = rows(capsys, ended.run_dir, outcome="correct")
+    assert right == [r for r in everything if r["outcome"] == "correct"] != []
     assert rows(capsys, ended.run_dir, problem="p1") == [r for r in everything if r["problem"] == "p1"] != []
 
 

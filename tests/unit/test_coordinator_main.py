@@ -4,27 +4,58 @@ import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
+from fakes import Simulation
 
 from pipeline import rundir
-from pipeline.config import Config
+from pipeline.config import Config, parse_config
 from pipeline.coordinator import __main__ as process
+from pipeline.errors import RunFailed
 
 
-def test_a_stop_cannot_kill_a_coordinator_that_is_already_exiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+@pytest.fixture
+def around(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Runs the process's main function around a coordinator, with nothing else of it real."""
     run = rundir.create(tmp_path / "run", Config())
     monkeypatch.chdir(tmp_path)  # main goes into the run directory
     for name in ("RouterSocket", "Ledger", "open_sinks", "control", "StatusFile", "DiskGuard", "make_task"):
         monkeypatch.setattr(process, name, MagicMock())
     monkeypatch.setattr(process, "make_sampler", MagicMock())
-    ended = SimpleNamespace(ended=True, state="finished", recover=lambda snapshot: None)
-    monkeypatch.setattr(process, "Coordinator", lambda *args: ended)
     monkeypatch.setattr(sys, "argv", ["coordinator", str(run)])
     before = signal.getsignal(signal.SIGTERM)
-    try:
+
+    def main(coordinator: Any) -> None:
+        monkeypatch.setattr(process, "Coordinator", lambda *args: coordinator)
         process.main()
-        assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN  # Python leaves this one in place when it exits
-    finally:
-        signal.signal(signal.SIGTERM, before)
+
+    yield main
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_a_stop_cannot_kill_a_coordinator_that_is_already_exiting(around):
+    around(SimpleNamespace(ended=True, state="finished", recover=lambda snapshot: None))
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN  # Python leaves this one in place when it exits
+
+
+@pytest.mark.parametrize("error", [RunFailed("no more"), ZeroDivisionError("division by zero")])
+def test_what_was_measured_since_the_last_step_is_kept_when_it_fails_or_crashes(around, tmp_path, error):
+    config = parse_config({"learner": {"batch_size": 32}, "eval": {"every_steps": 0}}, "test")
+    simulated = Simulation(tmp_path, config)
+    while simulated.version < 2 or not simulated.coordinator.tally._since_step:
+        simulated.turn()
+    coordinator: Any = simulated.coordinator
+    coordinator.recover = lambda snapshot: None
+
+    def fail(timeout_s: float) -> None:
+        raise error
+
+    coordinator.turn = fail
+    with pytest.raises(type(error)):
+        around(coordinator)
+    (record,) = simulated.sink.of_kind("failure")
+    assert str(error) in record["reason"]
+    assert record["metrics"]["generated/reward_mean"] > 0 and record["metrics"]["queue/in_flight"] > 0
+    simulated.ledger.close()

@@ -136,3 +136,19 @@ def test_a_refused_step_leaves_the_running_means_alone():
     guard.stepped(math.nan, 1.0)
     guard.stepped(0.9, 1.0)
     assert guard.gauges()["ratio_mean"] == pytest.approx(0.97)
+
+
+@pytest.mark.parametrize("is_barren", [False, True])
+def test_rounds_much_larger_than_a_batch_are_no_starvation_unless_they_teach_nothing(tmp_path, is_barren):
+    """A round of 64 fills four batches, and its one group, if it has one, is in the first of them."""
+    cfg = config(
+        max_rollouts=64 * 40,
+        engines={"slots": 128},
+        learner={"batch_size": 16},
+        sampler={"kind": "fixed", "num_rollouts": 64},
+    )
+    run = Simulation(tmp_path, cfg, script=FakeScript(lambda p: 0.0 if is_barren or p.level == "hard" else 0.3))
+    run.run()
+    run.ledger.close()
+    starved = [w["text"] for w in run.sink.of_kind("warning") if "starve" in w["text"]]
+    assert len(starved) == is_barren, starved

@@ -118,6 +118,16 @@ def test_neither_gradient_nor_critic_depends_on_micro_batches_or_row_order():
             torch.testing.assert_close(split_critic[name], value, rtol=1e-6, atol=1e-9)
 
 
+def test_the_critic_reads_states_in_the_precision_of_the_layers():
+    def learnt(dtype):
+        learner = Learner(tiny_model(dtype=torch.float32), config(dtype=dtype), 1.0)
+        learner.step(random_groups(tiny_model(), seed=3))
+        return learner.critic.tensors()["2.weight/exp_avg"]
+
+    exact, rounded = learnt("float32"), learnt("bfloat16")
+    assert 1e-6 < float((rounded - exact).norm() / exact.norm()) < 0.05
+
+
 def test_a_group_without_variance_teaches_against_the_others():
     """What no group baseline can: the problem that is always wrong is worse than the one that is always right."""
     model = tiny_model()

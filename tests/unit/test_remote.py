@@ -1,7 +1,6 @@
 """Workers on other machines: what their link keeps, what the door refuses, what a gateway passes on."""
 
 import math
-import random
 import socket
 import stat
 from pathlib import Path
@@ -14,6 +13,7 @@ from gateways import GatewayThread, Proxy, rollout, some_work, until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pipeline.channels import Unreadable
 from pipeline.config import parse_config
 from pipeline.errors import ConfigError, NguError
 from pipeline.messages import (
@@ -27,12 +27,13 @@ from pipeline.messages import (
     Rollouts,
     StepDone,
     Stop,
-    VersionSpan,
     WeightsLoaded,
     WeightsNotice,
+    WeightsRefused,
     WorkItems,
 )
 from pipeline.remote import client
+from pipeline.remote import gateway as gateway_module
 from pipeline.remote.client import RemoteSocket
 from pipeline.remote.download import WINDOW
 from pipeline.remote.keys import WorkerKeys, read_keys, run_keys
@@ -51,16 +52,6 @@ def joined(gateway: GatewayThread, address: str = "", slots: int = 0) -> RemoteS
     worker = RemoteSocket(address or gateway.address, gateway.key, slots)
     worker.join()
     return worker
-
-
-def published(gateway: GatewayThread, version: int, num_bytes: int) -> WeightsNotice:
-    data = random.Random(version).randbytes(num_bytes)
-    path = gateway.run_dir / f"{version}.safetensors"
-    path.write_bytes(data)
-    model = gateway.run_dir / "model"
-    model.mkdir(exist_ok=True)
-    (model / "config.json").write_text("{}")
-    return WeightsNotice(version, str(path), xxhash.xxh3_64_hexdigest(data), num_bytes, str(model), b"", b"")
 
 
 def take(worker: RemoteSocket, kind: type):
@@ -141,7 +132,7 @@ def test_a_worker_gets_config_weights_and_work_and_gives_back_what_it_holds(gate
     (hello,) = until(gateway.engines, "the engine's Hello")
     assert (hello.name, hello.slots, hello.pid, hello.host) == ("remote0", 3, 0, socket.gethostname())
     assert hello.via == gateway.of(Hello)[0].boot_id
-    gateway.coordinator.send("remote0", NewWeights(published(gateway, 0, 3_000_000)))
+    gateway.coordinator.send("remote0", NewWeights(gateway.publish(0, 3_000_000)))
     notice = take(worker, NewWeights).notice
     assert Path(notice.path).read_bytes() == (gateway.run_dir / "0.safetensors").read_bytes()
     assert (Path(notice.model_dir) / "config.json").read_text() == "{}"
@@ -157,14 +148,11 @@ def test_a_worker_gets_config_weights_and_work_and_gives_back_what_it_holds(gate
     until(lambda: gateway.of(Rollouts), "the one that is")
     assert [r.attempt_id for m in gateway.of(Rollouts) for r in m.rollouts] == [1]
     assert not gateway.of(AttemptFailed)
-    worker.send(Rollouts((msgspec.structs.replace(rollout(2), version_spans=(VersionSpan(0, 1 << 40),)),)))
     worker.send(WeightsLoaded(7, 0.0, 0.0, 0))
     worker.send(WeightsLoaded(0, 0.0, math.nan, 0))
     worker._link.acknowledged(1 << 20)  # or the next heartbeat would wait for its turn
     worker.send(Heartbeat({"slots_used": math.inf}))
-    until(lambda: gateway.stats["rejected"] == 4, "what is not sound to be counted")
-    until(lambda: gateway.of(AttemptFailed), "the attempt to be given back")
-    assert [(m.attempt_id, m.retryable) for m in gateway.of(AttemptFailed)] == [(2, True)]
+    until(lambda: gateway.stats["rejected"] == 3, "what is not sound to be counted")
     assert [m.canary_error for m in gateway.of(WeightsLoaded)] == [0.0]
     scratch = notice.model_dir
     worker.leave()
@@ -184,7 +172,7 @@ def test_a_worker_gets_config_weights_and_work_and_gives_back_what_it_holds(gate
 def test_a_version_under_way_is_finished_and_those_between_are_skipped(gateway):
     worker = joined(gateway)
     until(gateway.engines, "the engine's Hello")
-    notices = [published(gateway, v, 8_000_000) for v in range(4)]
+    notices = [gateway.publish(v, 8_000_000) for v in range(4)]
     gateway.coordinator.send("remote0", NewWeights(notices[0]))
 
     def is_under_way() -> bool:
@@ -205,11 +193,42 @@ def test_a_version_under_way_is_finished_and_those_between_are_skipped(gateway):
     worker.close()
 
 
+def test_damaged_weights_never_leave_and_what_a_worker_refused_is_sent_anew(gateway):
+    worker = joined(gateway)
+    until(gateway.engines, "the engine's Hello")
+    notice = gateway.publish(0, 300_000)
+    path = Path(notice.path)
+    whole = path.read_bytes()
+    for damaged in (whole[:-1], b"", whole[:1000] + b"x" + whole[1001:]):
+        path.write_bytes(damaged)
+        known = len(gateway.of(WeightsRefused))
+        gateway.coordinator.send("remote0", NewWeights(notice))
+        until(lambda: len(gateway.of(WeightsRefused)) > known, "the refusal in the worker's name")  # noqa: B023
+    path.write_bytes(whole)
+    first = None
+    for _ in range(2):
+        gateway.coordinator.send("remote0", NewWeights(notice))
+        local = Path(take(worker, NewWeights).notice.path)
+        assert local.read_bytes() == whole
+        inode = local.stat().st_ino
+        assert inode != first, "fetched anew"
+        first = inode
+        known = len(gateway.of(WeightsRefused))
+        worker.send(WeightsRefused(0, "\x1b[2J\n" + "x" * 1000))
+        until(lambda: len(gateway.of(WeightsRefused)) > known, "the worker's refusal")  # noqa: B023
+    assert {len(m.reason) <= 500 and m.reason.isprintable() for m in gateway.of(WeightsRefused)} == {True}
+    worker.send(WeightsRefused(9, "of a version that there is not"))
+    worker.send(WeightsLoaded(0, 0.0, 0.0, 0))
+    until(lambda: gateway.of(WeightsLoaded), "the load")
+    assert {m.policy_version for m in gateway.of(WeightsRefused)} == {0}
+    worker.close()
+
+
 def test_nothing_is_lost_or_doubled_over_a_link_that_is_cut_again_and_again(gateway):
     proxy = Proxy(gateway.address)
     worker = joined(gateway, proxy.address, slots=400)
     until(gateway.engines, "the engine's Hello")
-    gateway.coordinator.send("remote0", NewWeights(published(gateway, 0, 20_000_000)))
+    gateway.coordinator.send("remote0", NewWeights(gateway.publish(0, 20_000_000)))
     got: list[int] = []
     notices = []
     sent = 0
@@ -252,7 +271,7 @@ def test_one_that_is_cut_off_too_long_loses_its_work_and_comes_back_as_new():
     take(worker, WorkItems)
     worker.send(Heartbeat({}))
     until(lambda: [name for name, m in gateway.hear() if isinstance(m, Heartbeat) and name == "remote0"], "its word")
-    notice = published(gateway, 0, 20_000_000)
+    notice = gateway.publish(0, 20_000_000)
     gateway.coordinator.send("remote0", NewWeights(notice))
     under_way = lambda: worker._wait(0.01) and worker._fetcher._model is not None  # noqa: E731
     until(lambda: under_way() or gateway.of(Leave), "the model, but not the weights")  # a slow test is cut off earlier
@@ -337,7 +356,7 @@ def test_keys_of_other_runs_and_plain_connections_are_refused_and_the_rest_goes_
 def test_another_protocol_is_refused_by_name_here_and_there(gateway, monkeypatch):
     worker = RemoteSocket(gateway.address, gateway.key, 0)
     worker._hello = msgspec.structs.replace(worker._hello, protocol=0)
-    with pytest.raises(ConfigError, match="protocol 0, this run 1; install the run's version"):
+    with pytest.raises(ConfigError, match="protocol 0, this run 2; install the run's version"):
         worker.join()
     worker.close()
     (warning,) = until(lambda: gateway.of(PeerWarning), "a warning")
@@ -353,6 +372,24 @@ def test_another_protocol_is_refused_by_name_here_and_there(gateway, monkeypatch
     greedy.close()
     assert not gateway.engines()
     assert gateway.stats["refused"] == 3
+
+
+def test_workers_beyond_the_most_are_refused_and_strangers_cannot_fill_the_log(gateway, monkeypatch):
+    monkeypatch.setattr(gateway_module, "MAX_SESSIONS", 1)
+    friend = joined(gateway)
+    until(gateway.engines, "the engine's Hello")
+    for number in range(gateway_module.MAX_WARNINGS_A_MINUTE + 2):
+        refused_with(gateway.address, gateway.key, "1 workers are here already")
+        assert gateway.stats["refused"] == number + 1
+    assert len(gateway.of(PeerWarning)) == gateway_module.MAX_WARNINGS_A_MINUTE
+    assert gateway.stats["unsaid"] == 2
+    enemy = raw(gateway)
+    enemy.send(msgspec.msgpack.encode(Hello("engine", "", "x", 0, 1, protocol=0, host="\n" * 9000)))
+    until(lambda: gateway.stats["unsaid"] == 3, "another one, with a long name")
+    gateway.coordinator.send("remote0", WorkItems(some_work(1)))
+    take(friend, WorkItems)
+    friend.close()
+    close_raw(enemy)
 
 
 FRAMES = st.one_of(
@@ -375,7 +412,7 @@ def besieged():
     gateway = GatewayThread()
     friend, enemy = joined(gateway), raw(gateway)
     until(gateway.engines, "the engine's Hello")
-    gateway.coordinator.send("remote0", NewWeights(published(gateway, 0, 100)))
+    gateway.coordinator.send("remote0", NewWeights(gateway.publish(0, 100)))
     yield gateway, friend, enemy
     friend.close()
     close_raw(enemy)
@@ -394,7 +431,7 @@ def test_whatever_a_holder_of_the_key_sends_nothing_else_is_affected(besieged, f
     friend.send(Rollouts((rollout(attempt_id),)))
     until(lambda: len(gateway.of(Rollouts)) == attempt_id, "the result of the other worker")
     assert {name for name, _ in gateway.hear()} == {"gateway", "remote0"}
-    assert gateway.coordinator.num_rejected == 0
+    assert not gateway.of(Unreadable)
 
 
 def test_a_frame_that_is_too_large_costs_its_sender_the_connection(gateway):

@@ -1,5 +1,6 @@
 """A file cut off at any byte: refused with a line that says what to do; the one before it is used if there is one."""
 
+import random
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -7,15 +8,18 @@ from pathlib import Path
 import pytest
 import torch
 from fakes import Simulation
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from pipeline.checkpoints import latest, load
 from pipeline.config import parse_config
 from pipeline.errors import NguError, WeightError
 from pipeline.ledger import Ledger
 from pipeline.ledger_cli import ledger as ledger_verb
-from pipeline.manifest import MANIFEST
+from pipeline.manifest import MANIFEST, write_manifest
 from pipeline.weights import WeightPublisher, read_weights
 
+WEIGHTS = "weights.bin"  # of the learner, as its part of a checkpoint
 CONFIG = parse_config(
     {
         "max_rollouts": 320,
@@ -33,10 +37,17 @@ def cuts(size: int, num: int) -> Iterable[int]:
     return sorted({*range(min(20, size)), *range(0, size, max(size // num, 1)), *range(max(size - 20, 0), size)})
 
 
+class WithWeights(Simulation):
+    def write_part(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / WEIGHTS).write_bytes(random.Random(self.version).randbytes(5000))
+        write_manifest(directory, [directory / WEIGHTS])
+
+
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("run")
-    run = Simulation(path, CONFIG)
+    run = WithWeights(path, CONFIG)
     while run.version < 7 or run.coordinator.training is not None:
         run.turn()
     killed = path / "killed"
@@ -54,7 +65,7 @@ def killed(ended, tmp_path) -> Path:
 
 def test_a_checkpoint_cut_off_anywhere_leaves_the_one_before_it(killed):
     before, newest = sorted((killed / "checkpoints").iterdir())
-    for path in (newest / "coordinator.msgpack", newest / MANIFEST):
+    for path in (newest / "coordinator.msgpack", newest / MANIFEST, newest / WEIGHTS):
         whole = path.read_bytes()
         for length in cuts(len(whole), 60):
             path.write_bytes(whole[:length])
@@ -68,6 +79,23 @@ def test_a_checkpoint_cut_off_anywhere_leaves_the_one_before_it(killed):
     run.run()
     run.ledger.close()
     assert run.coordinator.state == "finished"
+
+
+@settings(max_examples=150)
+@given(name=st.sampled_from(["coordinator.msgpack", MANIFEST, WEIGHTS]), place=st.floats(0, 1), bit=st.integers(0, 8))
+def test_a_checkpoint_damaged_at_any_byte_leaves_the_one_before_it(ended, name, place, bit):
+    """Cut off there (bit 8), or one bit of it turned."""
+    before, newest = sorted((ended / "checkpoints").iterdir())
+    path = newest / name
+    whole = path.read_bytes()
+    offset = min(int(place * len(whole)), len(whole) - 1)
+    turned = bytes([whole[offset] ^ 1 << bit % 8]) + whole[offset + 1 :]
+    path.write_bytes(whole[:offset] + (b"" if bit == 8 else turned))
+    try:
+        assert latest(ended) == before
+    finally:
+        path.write_bytes(whole)
+    assert latest(ended) == newest
 
 
 def test_a_ledger_cut_off_anywhere_is_refused_with_what_to_do(killed):

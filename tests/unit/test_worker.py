@@ -1,6 +1,8 @@
 """The engine worker's loop over a socket that is a list."""
 
 from collections import deque
+from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from pipeline.messages import (
     Stop,
     VerifyJobs,
     WeightsLoaded,
+    WeightsRefused,
     WorkItems,
 )
 from pipeline.weights import WeightPublisher
@@ -28,7 +31,7 @@ torch.set_num_threads(1)
 
 
 class ScriptedSocket:
-    """Receives a script: messages, and None where nothing has arrived yet."""
+    """Receives a script: messages, or what makes one now, and None where nothing has arrived yet."""
 
     def __init__(self, *script):
         self._script = deque(script)
@@ -46,7 +49,8 @@ class ScriptedSocket:
 
     def recv(self, timeout_s):
         self.waits.append(timeout_s)
-        return self._script.popleft()
+        message = self._script.popleft()
+        return message() if callable(message) else message
 
     def of(self, kind):
         return [m for m in self.sent if isinstance(m, kind)]
@@ -109,6 +113,55 @@ def test_a_version_that_vanished_is_forgiven_when_a_newer_one_came(weights):
     socket = run("embedded", NewWeights(gone), None, NewWeights(newer), None, Stop(), None)
     assert [m.policy_version for m in socket.of(WeightsLoaded)] == [2]
     assert not socket.of(PeerFailed)
+
+
+def test_damaged_weights_are_refused_the_version_before_serves_and_the_same_version_whole_is_taken(weights, capfd):
+    first, second = weights(0), weights(1)
+    path = Path(second.path)
+    whole = path.read_bytes()
+    damaged = [whole[:length] for length in (0, 1, 7, 8, 100, len(whole) // 2, len(whole) - 1)]
+    offsets = (0, 8, 100, len(whole) // 2, len(whole) - 1)
+    damaged += [whole[:offset] + bytes([whole[offset] ^ 1]) + whole[offset + 1 :] for offset in offsets]
+
+    def written(data):
+        path.write_bytes(data)
+        return NewWeights(second)
+
+    def turns(attempt_id):
+        return [WorkItems((work(attempt_id, "ab", max_new_tokens=3),)), *[None] * 6]
+
+    script = [NewWeights(first), None]
+    for number, data in enumerate(damaged):  # read twice, with a look for newer ones between
+        script += [partial(written, data), None, None, *turns(number)]
+    script += [partial(written, whole), *turns(len(damaged)), Stop(), None]
+    socket = run("embedded", *script)
+    refused = socket.of(WeightsRefused)
+    assert [m.policy_version for m in refused] == [1] * len(damaged)
+    assert all(second.path in m.reason and "publish the version again" in m.reason for m in refused)
+    assert capfd.readouterr().err.count("engine-0 refused weights") == len(damaged)
+    assert [m.policy_version for m in socket.of(WeightsLoaded)] == [0, 1]
+    rollouts = [r for m in socket.of(Rollouts) for r in m.rollouts]
+    assert [r.attempt_id for r in rollouts] == list(range(len(damaged) + 1))
+    for r in rollouts:
+        version = int(r.attempt_id == len(damaged))
+        assert {span.policy_version for span in r.version_spans} == {version}
+        ids = [*r.prompt_array(), *r.completion_array()]
+        expected = teacher_forced(tiny_model("qwen2", version), ids)[len(r.prompt_array()) - 1 :]
+        assert r.logprob_array() == pytest.approx(expected, abs=1e-4)
+
+
+def test_first_weights_that_are_damaged_are_waited_for(weights):
+    notice = weights(0)
+    whole = Path(notice.path).read_bytes()
+    Path(notice.path).write_bytes(whole[:-1])
+
+    def mended():
+        Path(notice.path).write_bytes(whole)
+        return NewWeights(notice)
+
+    work_items = WorkItems((work(0, "ab", max_new_tokens=3),))
+    socket = run("embedded", NewWeights(notice), None, None, None, mended, None, work_items, *[None] * 6, Stop(), None)
+    assert len(socket.of(WeightsRefused)) == len(socket.of(Rollouts)) == 1
 
 
 def test_weights_that_fail_the_canary_twice_end_the_worker_before_another_token(weights, tmp_path):

@@ -3,11 +3,9 @@
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -16,6 +14,7 @@ from pipeline.config import EnginesConfig
 from pipeline.engines.sglang import launcher
 from pipeline.engines.sglang.environment import find_python, has_gpu
 from pipeline.logs import RoleLog
+from pipeline.scratch import Scratch
 
 STOP_GRACE_S = 2.0
 # Enough cache on a machine without a GPU, where SGLang would take a share of the memory that others need.
@@ -75,7 +74,10 @@ class AttachedServer:
 
 
 class OwnedServer:
-    """Started by `python launcher.py`; killed with its worker, its scratch files removed with it."""
+    """Started by `python launcher.py`; killed with its worker, its scratch files removed with it, or by the next one.
+
+    Among them is the shared memory that it maps: SGLang never removes it, and a killed server cannot be asked for it.
+    """
 
     is_owned = True
 
@@ -86,15 +88,16 @@ class OwnedServer:
         self._index = index
         self._seed = seed % (1 << 31)
         self._process: subprocess.Popen[bytes] | None = None
-        self._scratch: Path | None = None
+        self._scratch: Scratch | None = None
         self._segments: set[Path] = set()
+        self._is_settled = False
         self._log: RoleLog | None = None
         self.url = ""
 
     def start(self) -> None:
         """A free port each time: the old one may linger in a closing state."""
         self.stop()
-        self._scratch = Path(tempfile.mkdtemp(prefix="ngu-sglang-"))
+        self._scratch, self._segments, self._is_settled = Scratch("ngu-sglang-"), set(), False
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}"
         self._process = subprocess.Popen(
@@ -106,7 +109,7 @@ class OwnedServer:
             process_group=0,
         )
         # In a run the logs of all its processes lie here; elsewhere the last lines are all that is ever read of it.
-        directory = Path("logs").absolute() if Path("logs").is_dir() else self._scratch
+        directory = Path("logs").absolute() if Path("logs").is_dir() else self._scratch.path
         self._log = RoleLog(directory, f"engine-{self._index}-server")
         self._log.follow(self._process)
 
@@ -123,7 +126,7 @@ class OwnedServer:
 
     def _environment(self) -> dict[str, str]:
         assert self._scratch is not None
-        ours = {launcher.PARENT_ENV: str(os.getpid()), "TMPDIR": str(self._scratch), "HF_HUB_OFFLINE": "1"}
+        ours = {launcher.PARENT_ENV: str(os.getpid()), "TMPDIR": str(self._scratch.path), "HF_HUB_OFFLINE": "1"}
         # A server answers requests of this project only; the interpreter is another than ours.
         kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "PYTHONHOME")}
         if has_gpu():
@@ -132,6 +135,8 @@ class OwnedServer:
 
     def why_dead(self, wait_s: float = 0.0) -> str:
         assert self._process is not None
+        if not self._is_settled:  # it is asked again and again while it starts
+            self._find_segments(self._process.pid)
         try:
             status = self._process.wait(wait_s)
         except subprocess.TimeoutExpired:
@@ -148,6 +153,7 @@ class OwnedServer:
     def stop(self) -> None:
         process, self._process = self._process, None
         if process is not None:
+            self._find_segments(process.pid)
             if process.poll() is None:
                 process.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
@@ -157,20 +163,20 @@ class OwnedServer:
             process.wait()
             assert self._log is not None
             self._log.last_lines()  # its reader may still write into the scratch directory
-        self._remove_scratch()
+        if self._scratch is not None:
+            self._scratch.close()
+            self._scratch = None
 
     def settle(self) -> None:
-        """Remember the shared memory that it maps: SGLang never removes it, and a killed server cannot be asked."""
         assert self._process is not None
-        self._segments = shared_memory_of(self._process.pid)
+        self._find_segments(self._process.pid)
+        self._is_settled = True
 
-    def _remove_scratch(self) -> None:
-        scratch, self._scratch = self._scratch, None
-        segments, self._segments = self._segments, set()
-        for segment in segments:
-            segment.unlink(missing_ok=True)
-        if scratch is not None:
-            shutil.rmtree(scratch, ignore_errors=True)
+    def _find_segments(self, process_group: int) -> None:
+        assert self._scratch is not None
+        if new := shared_memory_of(process_group) - self._segments:
+            self._segments |= new
+            self._scratch.take_over(sorted(new))
 
 
 def shared_memory_of(process_group: int) -> set[Path]:
