@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer on the built-in job: `python -m bench.peers.grpo DIRECTORY SETTINGS`, SETTINGS a JSON object.
+"""TRL's GRPOTrainer on the built-in job: `torchrun … -m bench.peers.grpo DIRECTORY SETTINGS`, SETTINGS a JSON object.
 
 The model, the problems in their order, the reward, the batch, the learning rate and its warm-up, the optimizer's betas
 and the clip of gradients are those of `ngu train`; eight rollouts a problem, the whole batch on policy, no divergence
@@ -37,6 +37,7 @@ class Settings:
     seed: int
     save_every: int
     steps: int
+    processes: int
     threads: int
     micro_batch: int
     generate_batch: int
@@ -78,13 +79,18 @@ class Marks(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         step, progress = state.global_step, self._progress
+        seconds = time.perf_counter() - progress.started
+        spent = torch.tensor([progress.tokens, time.process_time() - progress.core_started], dtype=torch.float64)
+        if torch.distributed.is_initialized():
+            torch.distributed.all_reduce(spent)
+        tokens, core_s = spent.tolist()
         progress.marks.append(
             {
                 "step": step,
-                "seconds": time.perf_counter() - progress.started,
+                "seconds": seconds,
                 "rollouts": step * self._batch_size,
-                "tokens": progress.tokens,
-                "core_s": time.process_time() - progress.core_started,
+                "tokens": int(tokens),
+                "core_s": core_s,
             }
         )
         if step % self._settings.save_every == 0 or step == self._settings.steps:
@@ -116,7 +122,7 @@ def arguments(settings: Settings, config: Config, directory: Path) -> GRPOConfig
         seed=settings.seed,
         max_steps=settings.steps,
         per_device_train_batch_size=settings.micro_batch,
-        gradient_accumulation_steps=learner.batch_size // settings.micro_batch,
+        gradient_accumulation_steps=learner.batch_size // (settings.micro_batch * settings.processes),
         generation_batch_size=settings.generate_batch,
         num_generations=GROUP_SIZE,
         max_completion_length=config.sampling.max_new_tokens,
@@ -135,6 +141,7 @@ def arguments(settings: Settings, config: Config, directory: Path) -> GRPOConfig
         beta=0.0,
         loss_type="dapo",
         use_cpu=True,
+        ddp_backend="gloo",
         bf16=False,
         gradient_checkpointing=False,
         dataloader_pin_memory=False,
@@ -171,7 +178,8 @@ def main(directory: Path, settings: Settings) -> None:
     trainer.train()
     learn_s = progress.marks[-1]["seconds"] - progress.seconds["prepare"]
     figures = {"marks": progress.marks, "generate_s": progress.seconds["generate"], "learn_s": learn_s}
-    (directory / "figures.json").write_text(json.dumps(figures))
+    if trainer.accelerator.is_main_process:
+        (directory / "figures.json").write_text(json.dumps(figures))
 
 
 if __name__ == "__main__":

@@ -16,14 +16,15 @@ from pipeline.sections import PositiveInt, Section
 
 
 class TrlConfig(Section, frozen=True):
-    """`steps` of 384 rollouts: more than ours, since eight rollouts a problem need more to get as far. `micro_batch`:
-    rollouts a forward pass. `generate_batch`: rollouts a call of `generate`, in whose place `continuous_batching` puts
-    that of transformers.
+    """`steps` of 384 rollouts: more than ours, since eight rollouts a problem need more to get as far. `processes` of
+    `threads` share a step (data parallel, gloo). `micro_batch`: rollouts a forward pass of one of them. `generate_batch`:
+    rollouts a call of `generate` in all of them, in whose place `continuous_batching` puts that of transformers.
     """
 
     steps: PositiveInt = 48
-    threads: PositiveInt = 2
-    micro_batch: PositiveInt = 96
+    processes: PositiveInt = 2
+    threads: PositiveInt = 1
+    micro_batch: PositiveInt = 192
     generate_batch: PositiveInt = 384
     continuous_batching: bool = False
 
@@ -34,7 +35,8 @@ def train(python: Path, directory: Path, seed: int, config: TrlConfig, every_ste
     directory.mkdir(parents=True)
     log = directory / "log"
     settings = msgspec.to_builtins(config) | {"seed": seed, "save_every": every_steps}
-    argv = [str(python), "-m", "bench.peers.grpo", str(directory), json.dumps(settings)]
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={config.processes}"]
+    argv = [str(python), *launch, "-m", "bench.peers.grpo", str(directory), json.dumps(settings)]
     started = time.monotonic()
     with log.open("wb") as file:
         done = subprocess.run(
@@ -53,5 +55,5 @@ def train(python: Path, directory: Path, seed: int, config: TrlConfig, every_ste
     marks = [Mark(0, 0.0, 0, 0, 0.0), *(Mark(**mark) for mark in found["marks"])]
     models = {int(path.name): path for path in (directory / "models").iterdir()}
     train_s = marks[-1].seconds
-    # One process does both in turn, so each side of it waits for the other.
+    # Every process does both in turn, so each side of it waits for the other.
     return Trained(marks, models, wall_s - train_s, 1 - found["generate_s"] / train_s, 1 - found["learn_s"] / train_s)
