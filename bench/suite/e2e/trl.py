@@ -17,8 +17,9 @@ from pipeline.sections import PositiveInt, Section
 
 class TrlConfig(Section, frozen=True):
     """`steps` of 384 rollouts: more than ours, since eight rollouts a problem need more to get as far. `processes` of
-    `threads` share a step (data parallel, gloo). `micro_batch`: rollouts a forward pass of one of them. `generate_batch`:
-    rollouts a call of `generate` in all of them, in whose place `continuous_batching` puts that of transformers.
+    `threads` share a step (data parallel, gloo). `micro_batch`: rollouts a forward pass of one of them.
+    `generate_batch`: rollouts a call of `generate` in all of them, in whose place `continuous_batching` puts that of
+    transformers.
     """
 
     steps: PositiveInt = 48
