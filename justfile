@@ -67,8 +67,9 @@ demo *arguments: setup
 
 # Everything a change must pass: lint, types, import rules, tests.
 [group('develop')]
+[parallel]
 test: setup sglang lint types imports
-    {{ bin }}/python -m pytest -n 3 --dist loadgroup
+    {{ bin }}/python -m pytest -n 3 --dist loadgroup --durations 20
 
 # Style and formatting.
 [group('develop')]
