@@ -22,6 +22,7 @@ from pipeline.config import Config
 from pipeline.engine_control import EngineControl
 from pipeline.errors import NguError
 from pipeline.guards import HangWatch, RestartBudget
+from pipeline.lifeline import LIFELINE_ENV, tie
 from pipeline.logs import LogStream, RoleLog
 from pipeline.role import LEAVE_SIGNAL, PARENT_ENV
 
@@ -63,6 +64,7 @@ class Supervisor:
         self.logs: dict[str, RoleLog] = {}
         self.restarts = RestartBudget(config.daemon.max_restarts, config.daemon.restart_wait_s)
         self.stop_requested = False
+        self._lifeline = run_dir / "ipc" / "lifeline"
         self._engine_names = [f"engine-{i}" for i in range(config.engines.count)]
 
     def run(self, resume: bool) -> int:
@@ -70,9 +72,11 @@ class Supervisor:
         while True:
             checkpoints.remove_unfinished(self.run_dir)
             checkpoint = checkpoints.latest(self.run_dir) if resume else None
+            shutil.rmtree(self.run_dir / "ipc", ignore_errors=True)  # of a supervisor that was killed
+            (self.run_dir / "ipc").mkdir(mode=0o700)
+            lifeline = tie(self._lifeline)
             self._start_all(checkpoint)
             try:
-                (self.run_dir / "ipc").mkdir(mode=0o700, exist_ok=True)
                 with contextlib.closing(EngineControl(self.run_dir, self)) as control:
                     self._watch(control)
                 return 0
@@ -85,6 +89,7 @@ class Supervisor:
                 time.sleep(self.restarts.take())
             finally:
                 self._end_all()
+                os.close(lifeline)
 
     # --- engines that come and go (`engine_control.Processes`) ---
 
@@ -141,13 +146,12 @@ class Supervisor:
         size = self.config.learner.num_processes
         if size == 1:
             return [Role("learner", argv, is_stateful=True)]
-        (self.run_dir / "ipc").mkdir(mode=0o700, exist_ok=True)
         meet = ["--rendezvous", str(self.run_dir / "ipc" / f"learner-{secrets.token_hex(4)}")]
         names = ["learner", *(f"learner-{rank}" for rank in range(1, size))]
         return [Role(name, [*argv, *meet, "--rank", str(i)], is_stateful=True) for i, name in enumerate(names)]
 
     def _start(self, role: Role) -> None:
-        env = os.environ | ROLE_ENV | {PARENT_ENV: str(os.getpid())}
+        env = os.environ | ROLE_ENV | {PARENT_ENV: str(os.getpid()), LIFELINE_ENV: str(self._lifeline)}
         # A process group of its own: Ctrl-C in the terminal reaches only the supervisor, which stops the run in order.
         role.process = subprocess.Popen(
             role.argv,

@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable
 
+from pipeline import lifeline
 from pipeline.errors import NguError
 
 PARENT_ENV = "NGU_PARENT_PID"
@@ -21,12 +22,13 @@ _MAX_FILES = 1 << 16
 
 
 def bind_to_parent() -> None:
-    """Be killed when the process that started this one dies, however it dies (Linux)."""
+    """Be killed when the process that started this one dies, or the run's supervisor, however they die (Linux)."""
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     parent = os.environ.get(PARENT_ENV)
     if parent and os.getppid() != int(parent):  # it died before the line above took effect
         os._exit(1)
+    lifeline.hold()
 
 
 def _raise_file_limit() -> None:

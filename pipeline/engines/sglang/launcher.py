@@ -16,6 +16,7 @@ import signal
 import sys
 import types
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 PARENT_ENV = "NGU_PARENT_PID"
@@ -129,7 +130,17 @@ def die_with_parent() -> None:
         os._exit(1)
 
 
+def hold_lifeline() -> None:
+    """`pipeline.lifeline.hold`, of which this interpreter has the file and no package."""
+    spec = importlib.util.spec_from_file_location("lifeline", Path(__file__).parents[2] / "lifeline.py")
+    assert spec is not None and spec.loader is not None
+    lifeline = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(lifeline)
+    lifeline.hold()
+
+
 if __name__ in ("__main__", "__mp_main__"):  # here, or in a child that multiprocessing has spawned
+    hold_lifeline()
     install_stand_ins()
 
 if __name__ == "__main__":
