@@ -29,13 +29,7 @@ GATHER_S = 0.005
 _encode = msgspec.msgpack.Encoder().encode
 _decode_from_peer = msgspec.msgpack.Decoder(FromPeer).decode
 _decode_to_peer = msgspec.msgpack.Decoder(ToPeer).decode
-
-
-def _decoded(decode: Any, payload: bytes, sender: str) -> Any:
-    try:
-        return decode(payload)
-    except (msgspec.DecodeError, RecursionError) as e:
-        raise WireError(f"{sender} sent {len(payload)} bytes that are not a message: {e}") from None
+_NO_MESSAGE = (msgspec.DecodeError, RecursionError)  # what decoding other bytes raises
 
 
 def introduction(role: Role, name: str, slots: int, host: str = "") -> Hello:
@@ -79,12 +73,22 @@ class PeerSocket:
     def recv(self, timeout_s: float) -> Any | None:
         """The next message, or None after `timeout_s` (0 polls). Raises WireError on bytes that are no message."""
         deadline = time.monotonic() + timeout_s
-        while self._socket.poll(max(0, round(1000 * (deadline - time.monotonic())))):
-            message = _decoded(_decode_to_peer, self._socket.recv(), "the coordinator")
+        while True:
+            try:
+                payload = self._socket.recv(zmq.NOBLOCK)  # first: to ask whether there is one costs more
+            except zmq.Again:
+                left_ms = round(1000 * (deadline - time.monotonic()))
+                if left_ms <= 0 or not self._socket.poll(left_ms):
+                    return None
+                continue
+            try:
+                message = _decode_to_peer(payload)
+            except _NO_MESSAGE as e:
+                sent = f"the coordinator sent {len(payload)} bytes"
+                raise WireError(f"{sent} that are not a message: {e}") from None
             if not isinstance(message, Identify):
                 return message
             self.say_hello()
-        return None
 
     @property
     def fd(self) -> zmq.Socket:
@@ -144,23 +148,23 @@ class RouterSocket:
 
     def _drain(self) -> list[tuple[str, Any]]:
         received: list[tuple[str, Any]] = []
-        num_bytes = 0
+        recv, option, num_bytes = self._socket.recv, self._socket.getsockopt, 0
         self._is_behind = False
         while len(received) < DRAIN_MESSAGES and num_bytes < DRAIN_BYTES:
             try:
-                sender = self._socket.recv(zmq.NOBLOCK)
+                sender = recv(zmq.NOBLOCK)
             except zmq.Again:
                 return received
-            payload = self._socket.recv()
-            while self._socket.getsockopt(zmq.RCVMORE):  # a message of ours has one frame; the rest would be misread
+            payload = recv()
+            while option(zmq.RCVMORE):  # a message of ours has one frame; the rest would be misread
                 payload = b""
-                self._socket.recv()
+                recv()
             num_bytes += len(payload)
             name = sender.decode(errors="replace")
             try:
-                received.append((name, _decoded(_decode_from_peer, payload, "it")))
-            except WireError as e:
-                received.append((name, Unreadable(e.message)))
+                received.append((name, _decode_from_peer(payload)))
+            except _NO_MESSAGE as e:
+                received.append((name, Unreadable(f"it sent {len(payload)} bytes that are not a message: {e}")))
         self._is_behind = True
         return received
 

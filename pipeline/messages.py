@@ -170,16 +170,19 @@ class Rollout(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     def check(self) -> None:
         """Raise WireError unless lengths agree, spans are ordered and every logprob is finite and not above 0."""
-        n = len(self.completion_ids) // 4
-        if len(self.completion_ids) % 4 or len(self.prompt_ids) % 4 or len(self.engine_logprobs) != 4 * n:
-            raise WireError(f"attempt {self.attempt_id}: tokens and logprobs have different lengths", "lengths")
-        if not (n and len(self.version_spans) == 1 and self.version_spans[0].start == 0):  # most are of one version
-            self._check_versions(n)
-        if self.forced_spans:
-            self._check_forced(n)
-        # The tolerance admits fp32 rounding of log-softmax at probability 1. No comparison with NaN is true.
-        if n and not (-math.inf < _lowest(logprobs := self.logprob_array()) and _highest(logprobs) <= 1e-4):
+        self.check_form()
+        if not are_logprobs(self.engine_logprobs):
             raise WireError(f"attempt {self.attempt_id}: an engine logprob is not finite or is above 0", "logprobs")
+
+    def check_form(self) -> None:
+        """The same without a look at the logprobs themselves."""
+        size = len(self.completion_ids)
+        if size % 4 or len(self.prompt_ids) % 4 or len(self.engine_logprobs) != size:
+            raise WireError(f"attempt {self.attempt_id}: tokens and logprobs have different lengths", "lengths")
+        if not (size and len(self.version_spans) == 1 and self.version_spans[0].start == 0):  # most have one version
+            self._check_versions(size // 4)
+        if self.forced_spans:
+            self._check_forced(size // 4)
 
     def _check_versions(self, num_tokens: int) -> None:
         starts = [s.start for s in self.version_spans]
@@ -192,6 +195,13 @@ class Rollout(msgspec.Struct, frozen=True, array_like=True, gc=False):
         edges = [edge for span in self.forced_spans for edge in (span.start, span.end)]
         if edges[0] < 0 or not _ascend(edges) or edges[-1] > num_tokens:
             raise WireError(f"attempt {self.attempt_id}: forced spans are not in order within it", "forced")
+
+
+def are_logprobs(packed: bytes) -> bool:
+    """Whether all are finite and at most 0; the tolerance admits fp32 rounding of log-softmax at probability 1."""
+    logprobs = np.frombuffer(packed, dtype="<f4")
+    # No comparison with NaN is true.
+    return not packed or bool(-math.inf < _lowest(logprobs) and _highest(logprobs) <= 1e-4)
 
 
 _lowest, _highest = np.minimum.reduce, np.maximum.reduce

@@ -1,6 +1,7 @@
 """What a message from a peer must hold beyond its types: figures that can be added up, tokens that can be trained."""
 
 import math
+from collections.abc import Sequence
 from typing import Any, get_args
 
 import numpy as np
@@ -20,6 +21,7 @@ from pipeline.messages import (
     StepDone,
     WeightsLoaded,
     Work,
+    are_logprobs,
 )
 
 _MAX_SLOTS = 1 << 16
@@ -58,13 +60,30 @@ def check(message: Any, sender: Hello | None, newest_version: int) -> None:
             check_loaded(message, newest_version)
 
 
-def check_rollout(rollout: Rollout, work: Work, newest_version: int, vocab_size: int) -> None:
+def are_sound(rollouts: Sequence[Rollout], vocab_size: int) -> bool:
+    """Whether `check_rollout` has nothing against the arrays of any of them.
+
+    It looks at all logprobs and at all ids together: to look at those of one short rollout is nearly all overhead.
+    """
+    try:
+        for rollout in rollouts:
+            rollout.check_form()
+    except WireError:
+        return False
+    ids = [part for r in rollouts for part in (r.prompt_ids, r.completion_ids)] if vocab_size else []
+    return are_logprobs(b"".join([r.engine_logprobs for r in rollouts])) and _largest_id(b"".join(ids)) < vocab_size
+
+
+def check_rollout(
+    rollout: Rollout, work: Work, newest_version: int, vocab_size: int, is_seen_into: bool = False
+) -> None:
     """Raise WireError unless `rollout` can be what became of `work`.
 
     `newest_version` is the newest that any engine can have; token ids are below `vocab_size` (0: not known), or the
-    learner's embedding has no row for them.
+    learner's embedding has no row for them. `is_seen_into`: `are_sound` has looked at its arrays.
     """
-    rollout.check()
+    if not is_seen_into:
+        rollout.check()
     if rollout.chain_id != work.chain_id or rollout.round != work.round:
         raise _unsound(rollout, f"it says that it is of chain {rollout.chain_id}, round {rollout.round}", "attempt")
     for span in rollout.version_spans:
@@ -72,13 +91,17 @@ def check_rollout(rollout: Rollout, work: Work, newest_version: int, vocab_size:
             raise _unsound(rollout, f"it claims weights {span.policy_version}, of {newest_version}", "versions")
     if not rollout.prompt_ids:
         raise _unsound(rollout, "it has no prompt", "lengths")
-    if vocab_size:
-        # Read without a sign, so that one comparison also finds those below 0.
-        largest = _highest(np.frombuffer(rollout.prompt_ids + rollout.completion_ids, dtype=_UNSIGNED))
+    if vocab_size and not is_seen_into:
+        largest = _largest_id(rollout.prompt_ids + rollout.completion_ids)
         if largest >= vocab_size:
             raise _unsound(rollout, f"token {largest} is not among the model's {vocab_size}", "vocabulary")
     if rollout.num_tokens > work.sampling.max_new_tokens or rollout.forced_spans or work.prefix is not None:
         _check_extent(rollout, work)
+
+
+def _largest_id(packed: bytes) -> int:
+    """-1 where there is none. Read without a sign, so that one comparison also finds those below 0."""
+    return int(_highest(np.frombuffer(packed, dtype=_UNSIGNED))) if packed else -1
 
 
 def _unsound(rollout: Rollout, words: str, kind: str) -> WireError:

@@ -10,7 +10,7 @@ from pipeline.messages import Group
 BatchBy = Literal["attempts", "completions", "groups"]
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A finished round: `cost` in the batch unit, and the group it closed if it closed one.
 
     `ticket` is its place in the order of launches, `version` the policy's when it was launched.

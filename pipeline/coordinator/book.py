@@ -10,7 +10,7 @@ import msgspec
 
 from pipeline.config import SamplingConfig
 from pipeline.interruption import draw_interruption
-from pipeline.messages import Group, Prefix, Purpose, Rollout, SamplingParams, Verdict, VerifyJob, Work
+from pipeline.messages import Group, Prefix, Purpose, Rollout, SamplingParams, Verdict, Work
 from samplers.base import Launch, Outcome, Problem
 
 # After this many unusable verdicts or engine failures for the same place in a round the place stays empty, so that one
@@ -23,7 +23,7 @@ class Result(msgspec.Struct, frozen=True, array_like=True, gc=False):
     verdict: Verdict
 
 
-class OpenRound(msgspec.Struct):
+class OpenRound(msgspec.Struct, gc=False):
     """A round in flight. `results[i]` is filled when place i is judged; `num_missing` counts the places still owed.
 
     `ticket` is its launch's, `version` the policy's then; `num_carried` tokens of its results are from earlier rounds.
@@ -37,7 +37,7 @@ class OpenRound(msgspec.Struct):
     num_carried: int = 0
 
 
-class OpenChain(msgspec.Struct):
+class OpenChain(msgspec.Struct, gc=False):
     """A chain that may still get rounds: everything judged so far, in launch order, and the round in flight if any.
 
     `set_aside` are rollouts that their length cut off and that the next round continues; they are not among the judged.
@@ -102,7 +102,7 @@ class Book:
         prefixes += [None] * (launch.num_rollouts - launch.num_resumed)
         chain.set_aside = []
         return [
-            self.new_attempt(launch.problem, launch.chain_id, launch.round, i, "train", tries=1, prefix=prefix)
+            self.new_attempt(launch.problem, launch.chain_id, launch.round, i, "train", 1, prefix)
             for i, prefix in enumerate(prefixes)
         ]
 
@@ -124,22 +124,14 @@ class Book:
     def _work(
         self, attempt_id: int, chain_id: int, round: int, problem: Problem, purpose: Purpose, prefix: Prefix | None
     ) -> Work:
-        config, sampling = self._sampling, self._whole
+        config, sampling, interruption = self._sampling, self._whole, None
         if prefix is not None:
             sampling = SamplingParams(config.temperature, prefix.num_sampled + config.max_new_tokens)
-        interruption = draw_interruption(config.interruption, self._seed, attempt_id)
+        if config.interruption.max_tokens:
+            interruption = draw_interruption(config.interruption, self._seed, attempt_id)
         return Work(attempt_id, chain_id, round, problem, sampling, purpose, prefix, interruption)
 
     # --- results ---
-
-    def hold_for_verdict(self, rollout: Rollout) -> VerifyJob | None:
-        """The verify job of a rollout, or None if nobody waits for that attempt (it was already replaced)."""
-        place = self.places.get(rollout.attempt_id)
-        if place is None or place.rollout is not None:
-            return None
-        place.rollout = rollout
-        truncated = rollout.finish_reason == "length"
-        return VerifyJob(rollout.attempt_id, place.work.problem, rollout.text, truncated)
 
     def replace(self, attempt_id: int) -> Work:
         """Give the attempt's place to a new attempt."""
@@ -251,9 +243,9 @@ def make_group(chain: OpenChain, keep: tuple[int, ...]) -> Group:
     return Group(
         chain_id=chain.chain_id,
         problem=chain.problem,
-        rollouts=tuple(r.rollout for r in kept),
-        verdicts=tuple(r.verdict for r in kept),
+        rollouts=tuple([r.rollout for r in kept]),
+        verdicts=tuple([r.verdict for r in kept]),
         draw_indices=keep,
-        chain_rewards=tuple(r.verdict.reward for r in chain.judged),
+        chain_rewards=tuple([r.verdict.reward for r in chain.judged]),
         round_sizes=tuple(chain.round_sizes),
     )

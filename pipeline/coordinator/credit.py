@@ -2,9 +2,19 @@
 
 import heapq
 from collections import deque
+from collections.abc import Iterable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+
+
+class _Peer:
+    __slots__ = ("free", "name", "order", "slots")
+
+    def __init__(self, name: str, order: int):
+        self.name = name
+        self.order = order  # in which the peers joined
+        self.slots = self.free = 0
 
 
 class CreditQueue(Generic[T]):
@@ -12,61 +22,80 @@ class CreditQueue(Generic[T]):
 
     def __init__(self):
         self._waiting: deque[tuple[int, T]] = deque()
-        self._held: dict[str, dict[int, T]] = {}
-        self._slots: dict[str, int] = {}
-        self._holder: dict[int, str] = {}
+        self._held: dict[int, tuple[_Peer, T]] = {}
+        self._peers: dict[str, _Peer] = {}
+        self._roomy: set[_Peer] = set()  # whoever has a free slot is in it: of a thousand peers few at a time
+        self._num_joined = 0
         self.num_slots = 0
 
     def put(self, item_id: int, item: T, urgent: bool = False) -> None:
         """Urgent items go before all others: what they complete has already been paid for."""
         (self._waiting.appendleft if urgent else self._waiting.append)((item_id, item))
 
+    def put_all(self, items: Iterable[tuple[int, T]]) -> None:
+        """Items with their ids, behind what waits."""
+        self._waiting.extend(items)
+
     def add_peer(self, name: str, slots: int) -> None:
-        self.num_slots += slots - self._slots.get(name, 0)
-        self._slots[name] = slots
-        self._held.setdefault(name, {})
+        peer = self._peers.get(name)
+        if peer is None:
+            self._num_joined += 1
+            peer = self._peers[name] = _Peer(name, self._num_joined)
+        more = slots - peer.slots
+        peer.slots, peer.free = slots, peer.free + more
+        self.num_slots += more
+        self._roomy.add(peer)
 
     def remove_peer(self, name: str) -> dict[int, T]:
         """Forget a peer; returns what it held."""
-        self.num_slots -= self._slots.pop(name, 0)
-        held = self._held.pop(name, {})
+        peer = self._peers.pop(name, None)
+        if peer is None:
+            return {}
+        self.num_slots -= peer.slots
+        self._roomy.discard(peer)
+        held = {item_id: item for item_id, (holder, item) in self._held.items() if holder is peer}
         for item_id in held:
-            del self._holder[item_id]
+            del self._held[item_id]
         return held
 
-    def done(self, item_id: int) -> bool:
-        """Return the credit of a finished item; False if no peer holds it."""
-        name = self._holder.pop(item_id, None)
-        if name is None:
-            return False
-        del self._held[name][item_id]
-        return True
-
-    def holder(self, item_id: int) -> str | None:
-        return self._holder.get(item_id)
+    def done(self, item_ids: Iterable[int], name: str | None = None) -> list[bool]:
+        """Return the credit of finished items; says of each whether a peer, or the one named, held it."""
+        held, roomy = self._held, self._roomy
+        found = []
+        for item_id in item_ids:
+            holding = held.get(item_id)
+            is_held = holding is not None and (name is None or holding[0].name == name)
+            if is_held:
+                del held[item_id]
+                peer = holding[0]
+                peer.free += 1
+                roomy.add(peer)
+            found.append(is_held)
+        return found
 
     def assign(self) -> dict[str, list[T]]:
         """Move waiting items to peers with free slots; returns what each peer is to be sent."""
         out: dict[str, list[T]] = {}
-        if not self._waiting:
+        waiting, held = self._waiting, self._held
+        if not waiting:
             return out
         # The most free slots first; among equals whoever joined first.
-        free = [
-            (len(self._held[name]) - slots, order, name)
-            for order, (name, slots) in enumerate(self._slots.items())
-            if len(self._held[name]) < slots
-        ]
-        heapq.heapify(free)
-        while self._waiting and free:
-            minus_free, order, name = free[0]
-            item_id, item = self._waiting.popleft()
-            self._held[name][item_id] = item
-            self._holder[item_id] = name
-            out.setdefault(name, []).append(item)
-            if minus_free < -1:
-                heapq.heapreplace(free, (minus_free + 1, order, name))
+        queue = [(-peer.free, peer.order, peer) for peer in self._roomy if peer.free > 0]
+        heapq.heapify(queue)
+        while waiting and queue:
+            peer = queue[0][2]
+            item_id, item = waiting.popleft()
+            held[item_id] = (peer, item)
+            if (items := out.get(peer.name)) is not None:
+                items.append(item)
             else:
-                heapq.heappop(free)
+                out[peer.name] = [item]
+            peer.free -= 1
+            if peer.free:
+                heapq.heapreplace(queue, (-peer.free, peer.order, peer))
+            else:
+                heapq.heappop(queue)
+                self._roomy.discard(peer)
         return out
 
     def clear(self) -> None:
@@ -78,14 +107,14 @@ class CreditQueue(Generic[T]):
         self._waiting = deque(entry for entry in self._waiting if entry[0] not in item_ids)
         cancelled: dict[str, list[int]] = {}
         for item_id in item_ids:
-            name = self._holder.get(item_id)
-            if name is not None:
-                self.done(item_id)
-                cancelled.setdefault(name, []).append(item_id)
+            if (holding := self._held.get(item_id)) is not None:
+                cancelled.setdefault(holding[0].name, []).append(item_id)
+                self.done([item_id])
         return cancelled
 
     def held_by(self, name: str) -> int:
-        return len(self._held.get(name, ()))
+        peer = self._peers.get(name)
+        return peer.slots - peer.free if peer is not None else 0
 
     @property
     def num_waiting(self) -> int:
@@ -93,4 +122,4 @@ class CreditQueue(Generic[T]):
 
     @property
     def num_held(self) -> int:
-        return len(self._holder)
+        return len(self._held)

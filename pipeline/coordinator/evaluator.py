@@ -1,14 +1,20 @@
-"""When evaluations beside training begin, and which engine does them.
+"""Evaluations: what they run, when those beside training begin, and which engine does them.
 
 Without `eval.pinned` the engines that train do them in flight. With it an engine of its own does: it is given new
 weights only between two evaluations, so that every token of one is of one version.
 """
 
+import time
+from typing import Any
+
 from pipeline.config import EvalConfig
+from pipeline.coordinator.evaluation import Evaluation, Phase
 from pipeline.coordinator.flow import AttemptFlow
 from pipeline.errors import ConfigError
 from pipeline.messages import NewWeights, WeightsLoaded, WeightsNotice
 from pipeline.tasks.base import TaskSource
+
+EVAL_CHAIN = -1
 
 
 class Evaluator:
@@ -36,7 +42,7 @@ class Evaluator:
         self._sent = self._serves = None
         self._flow.eval_work.remove_peer(name)
         if self._is_pinned_running:
-            self._flow.abandon_evaluation()
+            self._abandon()
             self._is_asked = True
 
     def loaded(self, name: str, message: WeightsLoaded) -> None:
@@ -94,4 +100,36 @@ class Evaluator:
         if is_due:
             self._last_step = step - step % every
         self._is_asked = False
-        flow.start_evaluation("during", self._task, self._serves if config.pinned else None)
+        self.start("during", self._serves if config.pinned else None)
+
+    # --- what ---
+
+    def start(self, phase: Phase, pinned_version: int | None = None) -> None:
+        """Queue its rollouts, for the engine that serves `pinned_version` until the end, or for those that train."""
+        flow, task = self._flow, self._task
+        config, hard = flow.config.eval, task.hard_levels if phase == "during" else ()
+        usual = config.num_rollouts if phase == "during" else config.final_num_rollouts
+        on_hard = config.hard_num_rollouts or usual
+        launches = [p for p in task.eval_problems() for _ in range(on_hard if p.level in hard else usual)]
+        step = flow.policy_version if pinned_version is None else pinned_version
+        flow.evaluation = Evaluation(phase, step, launches, is_pinned=pinned_version is not None)
+        for problem in launches:
+            flow.queue(flow.book.new_attempt(problem, EVAL_CHAIN, 0, 0, "eval", tries=1))
+
+    def end(self) -> dict[str, Any]:
+        """The record of the evaluation that has just finished."""
+        evaluation, task = self._flow.evaluation, self._task
+        assert evaluation is not None and evaluation.num_missing == 0
+        record = evaluation.record(task.level_weights(), task.hard_levels) | {"time": time.time()}
+        self._flow.evaluation = None
+        self._flow.tally.evaluated(record)
+        return record
+
+    def _abandon(self) -> None:
+        flow = self._flow
+        gone = {attempt_id for attempt_id, place in flow.book.places.items() if place.work.purpose == "eval"}
+        for queue in (flow.work, flow.eval_work, flow.jobs):
+            queue.discard(gone)
+        for attempt_id in gone:
+            del flow.book.places[attempt_id]
+        flow.evaluation = None

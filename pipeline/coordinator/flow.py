@@ -1,10 +1,8 @@
 """What happens to attempts: from a launch through rollout and verdict to a closed group. It knows queues, not peers."""
 
 import math
-import time
 from collections import Counter, deque
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -13,18 +11,16 @@ from pipeline.config import Config
 from pipeline.coordinator.batcher import Batcher, Cut
 from pipeline.coordinator.book import MAX_TRIES, Book, OpenChain, Place, Result, make_group
 from pipeline.coordinator.credit import CreditQueue
-from pipeline.coordinator.evaluation import Evaluation, Phase
+from pipeline.coordinator.evaluation import Evaluation
 from pipeline.coordinator.journal import Journal, Proposed, Replaced, Settled, Stepped, Taken
 from pipeline.coordinator.starvation import MIN_ROUNDS, StarvationGuard
 from pipeline.coordinator.tally import Tally
 from pipeline.errors import RunFailed, WireError
 from pipeline.ledger import Fate, Ledger
-from pipeline.messages import AttemptFailed, Group, Rollout, Verdict, VerifyJob, Work
+from pipeline.messages import AttemptFailed, Group, Judgement, Purpose, Rollout, Verdict, VerifyJob, Work
 from pipeline.soundness import check_rollout
-from pipeline.tasks.base import TaskSource
 from samplers.base import Launch, Sampler
 
-EVAL_CHAIN = -1
 STARVED_BATCHES = 3
 # A run ends when so many attempts for each slot of the engines came to nothing and not one between them was judged: the
 # rest of its budget would go the same way, and without `max_rollouts` it would never end.
@@ -86,11 +82,11 @@ class AttemptFlow:
         launches = self.sampler.propose(1)
         for launch in launches:
             self.tally.launched(launch)
-            self._end(self.book.resumed_by(launch), "continued")
+            if launch.num_resumed:
+                self._end(self.book.resumed_by(launch), "continued")
             opened = self.book.open_round(launch, self.policy_version)
             self.ledger.launch(opened)
-            for work in opened:
-                self.work.put(work.attempt_id, work)
+            self.work.put_all([(work.attempt_id, work) for work in opened])
         return launches
 
     def _budget_left(self) -> int:
@@ -105,41 +101,64 @@ class AttemptFlow:
 
     # --- what comes back ---
 
-    def on_rollout(self, name: str, rollout: Rollout) -> None:
-        place = self._back(name, rollout.attempt_id)
-        if place is None:
-            return
-        if rollout.engine_id != name:  # figures by engine would be under a name that somebody made up
-            rollout = msgspec.structs.replace(rollout, engine_id=name)
+    def on_rollouts(self, name: str, rollouts: Sequence[Rollout], are_sound: bool) -> None:
+        """What engine `name` has ended; `are_sound` says that their arrays were looked into (`soundness.are_sound`)."""
+        arrived: list[Rollout] = []
+        jobs: list[tuple[int, VerifyJob]] = []
+        num_carried = 0
+        for rollout, place in zip(rollouts, self._back(name, [r.attempt_id for r in rollouts]), strict=True):
+            if place is None or not self._is_sound(name, rollout, place.work, are_sound) or place.rollout is not None:
+                continue
+            if rollout.engine_id != name:  # figures by engine would be under a name that somebody made up
+                rollout = msgspec.structs.replace(rollout, engine_id=name)
+            place.rollout, work = rollout, place.work
+            arrived.append(rollout)
+            num_carried += work.prefix.num_tokens if work.prefix is not None else 0
+            job = VerifyJob(rollout.attempt_id, work.problem, rollout.text, rollout.finish_reason == "length")
+            jobs.append((rollout.attempt_id, job))
+        self.tally.rollouts(arrived, num_carried)
+        self.jobs.put_all(jobs)
+
+    def _is_sound(self, name: str, rollout: Rollout, work: Work, is_seen: bool) -> bool:
         try:
-            check_rollout(rollout, place.work, self.policy_version, self.vocab_size)
+            check_rollout(rollout, work, self.policy_version, self.vocab_size, is_seen)
         except WireError as e:
             self.num_unsound[name] += 1
             self._refuse(rollout.attempt_id, e, name)
-            return
-        self.num_unsound.pop(name, None)
-        job = self.book.hold_for_verdict(rollout)
-        if job is not None:
-            self.tally.rollout(rollout, place.work.prefix)
-            self.jobs.put(rollout.attempt_id, job)
+            return False
+        if self.num_unsound:
+            self.num_unsound.pop(name, None)
+        return True
 
-    def _back(self, name: str, attempt_id: int) -> Place | None:
-        """The place of an attempt that engine `name` gives back, and its slot with it; None if it has no such attempt.
+    def _back(self, name: str, attempt_ids: Sequence[int]) -> list[Place | None]:
+        """The places of attempts that engine `name` gives back, and its slots with them; None where it has no such
+        attempt.
 
         It may have had it: an engine that was thought lost, or told too late that its work was cancelled.
         """
-        for queue in (self.work, self.eval_work):
-            if queue.holder(attempt_id) == name:
-                queue.done(attempt_id)
-                return self.book.places.get(attempt_id)
+        has, places = self.work.done(attempt_ids, name), self.book.places
+        if all(has):
+            return [places.get(attempt_id) for attempt_id in attempt_ids]
+        return [
+            places.get(attempt_id) if is_here or self._is_evaluated_by(name, attempt_id) else None
+            for is_here, attempt_id in zip(has, attempt_ids, strict=True)
+        ]
+
+    def _is_evaluated_by(self, name: str, attempt_id: int) -> bool:
+        if self.eval_work.done([attempt_id], name) == [True]:
+            return True
         if attempt_id in self.book.places:
             self.tally.refused("not_held", f"{name}: attempt {attempt_id} is with another")
         else:
             self.tally.count("late_rollouts")
-        return None
+        return False
 
-    def on_verdict(self, attempt_id: int, verdict: Verdict) -> None:
-        self.jobs.done(attempt_id)
+    def on_verdicts(self, judgements: Sequence[Judgement]) -> None:
+        self.jobs.done([judgement.attempt_id for judgement in judgements])
+        for judgement in judgements:
+            self._on_verdict(judgement.attempt_id, judgement.verdict)
+
+    def _on_verdict(self, attempt_id: int, verdict: Verdict) -> None:
         place = self.book.places.get(attempt_id)
         if place is None or place.rollout is None:
             return
@@ -148,34 +167,37 @@ class AttemptFlow:
         except WireError as e:
             self._refuse(attempt_id, e, "the verifier")
             return
-        self._watch_unknown(self.tally.verdict(verdict), verdict)
+        unknown_frac = self.tally.verdict(verdict)
+        if unknown_frac:
+            self._watch_unknown(unknown_frac, verdict)
         if verdict.outcome == "unknown":
             self.fail(attempt_id, verdict.detail)
             return
-        self._conclude(attempt_id, Result(place.rollout, verdict))
+        self._num_futile = 0
+        self._conclude(attempt_id, place.work.purpose, Result(place.rollout, verdict))
 
     def on_attempt_failed(self, name: str, message: AttemptFailed) -> None:
-        if self._back(name, message.attempt_id) is None:
+        if self._back(name, [message.attempt_id]) == [None]:
             return
         if message.retryable:
             self.tally.count("error/engine")
             self.fail(message.attempt_id, message.reason)
             return
         self.tally.warn(message.reason)
-        self._conclude(message.attempt_id, None, message.reason)
+        self._leave_empty(message.attempt_id, message.reason)
 
     def _refuse(self, attempt_id: int, error: WireError, sender: str) -> None:
         self.tally.refused(error.kind, f"{sender}: {error.message}")
         self.fail(attempt_id, error.message)
 
-    def _watch_unknown(self, unknown_frac: float | None, verdict: Verdict) -> None:
+    def _watch_unknown(self, unknown_frac: float, verdict: Verdict) -> None:
         limit = self.config.verifier.max_unknown_frac
-        if unknown_frac is not None and unknown_frac > limit:
+        if unknown_frac > limit:
             raise RunFailed(
                 f"the verifier could not judge {unknown_frac:.0%} of recent rollouts (limit {limit:.0%}; last: "
                 f"{verdict.detail or 'no detail'}); fix it and `ngu resume`, or raise verifier.max_unknown_frac"
             )
-        if unknown_frac is not None and unknown_frac > limit / 2:
+        if unknown_frac > limit / 2:
             self.tally.warn(
                 f"the verifier could not judge more than {limit / 2:.0%} of recent rollouts; above {limit:.0%} "
                 "(verifier.max_unknown_frac) the run fails"
@@ -192,7 +214,7 @@ class AttemptFlow:
         place = self.book.places[attempt_id]
         if place.tries >= MAX_TRIES:
             self.tally.warn(f"{place.work.problem.problem_id}: no usable rollout after many tries ({reason})")
-            self._conclude(attempt_id, None, reason)
+            self._leave_empty(attempt_id, reason)
             return
         if place.work.purpose == "train":
             self.journal.write(Replaced(attempt_id, self.book.next_attempt_id))
@@ -202,14 +224,18 @@ class AttemptFlow:
         self._end([attempt_id], "failed", self.book.places[attempt_id].work.purpose)
         self.queue(self.book.replace(attempt_id), urgent=True)
 
-    def _conclude(self, attempt_id: int, result: Result | None, reason: str = "") -> None:
-        self._num_futile = self._num_futile + 1 if result is None else 0
+    def _leave_empty(self, attempt_id: int, reason: str) -> None:
+        """The attempt's place gets no result."""
+        self._num_futile += 1
         if self._num_futile >= MAX_FUTILE_PER_SLOT * max(self.work.num_slots, 1):
             raise RunFailed(
                 f"none of the last {self._num_futile} attempts could be run and judged (last: {reason}); mend that "
                 "and start again"
             )
-        if self.book.places[attempt_id].work.purpose == "train":
+        self._conclude(attempt_id, self.book.places[attempt_id].work.purpose, None)
+
+    def _conclude(self, attempt_id: int, purpose: Purpose, result: Result | None) -> None:
+        if purpose == "train":
             self.journal.write(Settled(attempt_id, result))
         self.settle(attempt_id, result)
 
@@ -243,9 +269,10 @@ class AttemptFlow:
             if decision.action == "train":
                 closed = self.book.close_chain(decision.chain_id)
                 group = make_group(closed, decision.keep)
-                kept = set(decision.keep)
-                left_out = [r.rollout.attempt_id for i, r in enumerate(closed.judged) if i not in kept]
-                self._end(left_out, "filtered")
+                if len(decision.keep) < len(closed.judged):
+                    kept = set(decision.keep)
+                    left_out = [r.rollout.attempt_id for i, r in enumerate(closed.judged) if i not in kept]
+                    self._end(left_out, "filtered")
             elif decision.action == "drop":
                 self._close_chain(decision.chain_id, "given_up" if decision.reason == "gave_up" else "filtered")
             elif decision.resume:
@@ -344,8 +371,8 @@ class AttemptFlow:
                 f"{floor:g}; nothing is launched until what was launched before is trained"
             )
         self.is_holding |= holds
+        self._end([r.attempt_id for group in groups for r in group.rollouts], "trained")
         for group in groups:
-            self.ledger.end([r.attempt_id for r in group.rollouts], "trained", self.policy_version)
             self.tally.trained(group)
         self.batcher.consumed()
 
@@ -374,35 +401,6 @@ class AttemptFlow:
             "open_chains": len(self.book.chains),
             "groups": len(self.batcher.groups),
         }
-
-    # --- evaluation ---
-
-    def start_evaluation(self, phase: Phase, task: TaskSource, pinned_version: int | None = None) -> None:
-        """Queue its rollouts, for the engine that serves `pinned_version` until the end, or for those that train."""
-        config, hard = self.config.eval, task.hard_levels if phase == "during" else ()
-        usual = config.num_rollouts if phase == "during" else config.final_num_rollouts
-        on_hard = config.hard_num_rollouts or usual
-        launches = [p for p in task.eval_problems() for _ in range(on_hard if p.level in hard else usual)]
-        step = self.policy_version if pinned_version is None else pinned_version
-        self.evaluation = Evaluation(phase, step, launches, is_pinned=pinned_version is not None)
-        for problem in self.evaluation.launches:
-            self.queue(self.book.new_attempt(problem, EVAL_CHAIN, 0, 0, "eval", tries=1))
-
-    def abandon_evaluation(self) -> None:
-        gone = {attempt_id for attempt_id, place in self.book.places.items() if place.work.purpose == "eval"}
-        for queue in (self.work, self.eval_work, self.jobs):
-            queue.discard(gone)
-        for attempt_id in gone:
-            del self.book.places[attempt_id]
-        self.evaluation = None
-
-    def end_evaluation(self, task: TaskSource) -> dict[str, Any]:
-        """The record of the evaluation that has just finished."""
-        assert self.evaluation is not None and self.evaluation.num_missing == 0
-        record = self.evaluation.record(task.level_weights(), task.hard_levels) | {"time": time.time()}
-        self.evaluation = None
-        self.tally.evaluated(record)
-        return record
 
     # --- leaving and coming back ---
 

@@ -4,8 +4,9 @@ The coordinator is deterministic: a checkpoint and the entries after it give the
 An entry is durable against the death of the process before anything it led to leaves the process (it is written before
 the ledger's commit, which comes before the sends).
 
-Entries lie in segments `RUN/journal/000003`: `length | xxh32 | msgpack` each. A checkpoint names the segment that
-follows it, and a new segment starts with each checkpoint, so an older checkpoint is followed by several.
+Entries lie in segments `RUN/journal/000003`, in frames `length | xxh3_64 | msgpack` of a turn's entries: a frame for
+each would cost more than the entry. A checkpoint names the segment that follows it, and a new segment starts with each
+checkpoint, so an older checkpoint is followed by several.
 
 A write is safe from the death of the process at once, and from a power loss once the system has written it back, at the
 latest with the next checkpoint. A power loss costs the judged rollouts of that time: they are launched again.
@@ -13,6 +14,7 @@ latest with the next checkpoint. A power loss costs the judged rollouts of that 
 
 import struct
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,8 @@ from pipeline.manifest import sync
 NUM_KEPT = 2
 # A run that saves no checkpoints would else write every rollout of its life here, and repeat them all after a crash.
 MAX_SEGMENT_BYTES = 1 << 30
-_HEADER = struct.Struct("<II")
+FRAME_ENTRIES = 256  # bounds the buffer that a frame is made in
+_HEADER = struct.Struct("<IQ")
 
 
 class Configured(msgspec.Struct, frozen=True, array_like=True, tag="configured"):
@@ -35,30 +38,30 @@ class Configured(msgspec.Struct, frozen=True, array_like=True, tag="configured")
     config: dict[str, Any]
 
 
-class Proposed(msgspec.Struct, frozen=True, array_like=True, tag="proposed"):
+class Proposed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="proposed"):
     """The sampler was asked for a launch; the `num_attempts` it gave are numbered from `first_id`."""
 
     first_id: int
     num_attempts: int
 
 
-class Settled(msgspec.Struct, frozen=True, array_like=True, tag="settled"):
+class Settled(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="settled"):
     """An attempt was judged, or (None) its place stays empty."""
 
     attempt_id: int
     result: Result | None
 
 
-class Replaced(msgspec.Struct, frozen=True, array_like=True, tag="replaced"):
+class Replaced(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="replaced"):
     attempt_id: int
     new_id: int
 
 
-class Taken(msgspec.Struct, frozen=True, array_like=True, tag="taken"):
+class Taken(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="taken"):
     """A batch was cut for the learner."""
 
 
-class Stepped(msgspec.Struct, frozen=True, array_like=True, tag="stepped"):
+class Stepped(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="stepped"):
     """A batch was trained; `holds` when its ESS was so low that launches wait."""
 
     policy_version: int
@@ -69,31 +72,41 @@ class Stepped(msgspec.Struct, frozen=True, array_like=True, tag="stepped"):
 
 Entry = Configured | Proposed | Settled | Replaced | Taken | Stepped
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Entry).decode
+_encode_into = msgspec.msgpack.Encoder().encode_into
+_decode = msgspec.msgpack.Decoder(list[Entry]).decode
 
 
 class Journal:
     """Appends to segment `serial`. One writer, the coordinator."""
 
     def __init__(self, directory: Path):
+        directory.mkdir(exist_ok=True)
         self._directory = directory
-        self._buffer: list[bytes] = []
+        self._entries: list[Entry] = []
+        self._frame = bytearray()
         self.serial = 0
         self._num_bytes = 0  # of the present segment
 
     def write(self, entry: Entry) -> None:
         """Durable after the next `flush`."""
-        payload = _encode(entry)
-        self._buffer += (_HEADER.pack(len(payload), xxhash.xxh32_intdigest(payload)), payload)
+        self._entries.append(entry)
 
     def flush(self) -> None:
-        if self._buffer:
-            self._directory.mkdir(exist_ok=True)
-            with self._path(self.serial).open("ab") as file:
-                file.write(b"".join(self._buffer))
-                self._num_bytes = file.tell()
-            self._buffer.clear()
+        if not self._entries:
+            return
+        with self._path(self.serial).open("ab", buffering=0) as file:
+            for first in range(0, len(self._entries), FRAME_ENTRIES):
+                self._write_frame(file, self._entries[first : first + FRAME_ENTRIES])
+            self._num_bytes = file.tell()
+        self._entries.clear()
+
+    def _write_frame(self, file: FileIO, entries: list[Entry]) -> None:
+        _encode_into(entries, self._frame, _HEADER.size)
+        with memoryview(self._frame) as frame, frame[_HEADER.size :] as payload:
+            _HEADER.pack_into(frame, 0, len(payload), xxhash.xxh3_64_intdigest(payload))
+            num_written = 0
+            while num_written < len(frame):
+                num_written += file.write(frame[num_written:])
 
     @property
     def is_long(self) -> bool:
@@ -126,7 +139,7 @@ class Journal:
             self.serial, expected = expected, expected + 1
             data, offset = path.read_bytes(), 0
             while (end := _entry_end(data, offset)) is not None:
-                yield _decode(data[offset + _HEADER.size : end])
+                yield from _decode(data[offset + _HEADER.size : end])
                 offset = end
             if offset < len(data):
                 with path.open("r+b") as file:
@@ -146,6 +159,6 @@ def _entry_end(data: bytes, offset: int) -> int | None:
         return None
     length, digest = _HEADER.unpack_from(data, offset)
     end = offset + _HEADER.size + length
-    if len(data) < end or xxhash.xxh32_intdigest(data[offset + _HEADER.size : end]) != digest:
+    if len(data) < end or xxhash.xxh3_64_intdigest(data[offset + _HEADER.size : end]) != digest:
         return None
     return end

@@ -53,7 +53,7 @@ from pipeline.messages import (
 )
 from pipeline.metrics import MetricSink
 from pipeline.rundir import write_config
-from pipeline.soundness import check
+from pipeline.soundness import are_sound, check
 from pipeline.tasks.base import TaskSource
 from samplers.base import Sampler
 from samplers.registry import make_sampler
@@ -104,6 +104,7 @@ class Coordinator:
         self.learner_waiting = False
         self.resumed = False
         self.outbox: list[tuple[str, Any]] = []
+        self._are_sound = False  # the arrays of the rollouts that the turn has received
 
     @property
     def config(self) -> Config:
@@ -132,6 +133,8 @@ class Coordinator:
             tracing.counter("queues", self.flow.queues() | {"batches": self.flow.batcher.num_batches})
 
     def _take_turn(self, received: list[tuple[str, Any]]) -> None:
+        rollouts = [r for _, message in received if isinstance(message, Rollouts) for r in message.rollouts]
+        self._are_sound = are_sound(rollouts, self.flow.vocab_size)
         for name, message in received:
             self._handle(name, message)
         self.outbox.extend(self.evaluator.catch_up(self.weights))
@@ -202,12 +205,10 @@ class Coordinator:
             case Hello():
                 self._on_hello(name, message)
             case Rollouts():
-                for rollout in message.rollouts:
-                    self.flow.on_rollout(name, rollout)
+                self.flow.on_rollouts(name, message.rollouts, self._are_sound)
                 self._dismiss_if_unsound(name)
             case Judgements():
-                for judgement in message.judgements:
-                    self.flow.on_verdict(judgement.attempt_id, judgement.verdict)
+                self.flow.on_verdicts(message.judgements)
             case AttemptFailed():
                 self.flow.on_attempt_failed(name, message)
             case Heartbeat():
@@ -332,6 +333,7 @@ class Coordinator:
         """A new policy version, or a checkpoint of the one already known, or both."""
         is_new = self.weights is None or message.policy_version != self.policy_version
         self.flow.policy_version = message.policy_version
+        self._are_sound &= message.weights.vocab_size == self.flow.vocab_size
         self.weights, self.flow.vocab_size = message.weights, message.weights.vocab_size
         if self.training is not None and is_new:
             if message.warning:
@@ -362,7 +364,7 @@ class Coordinator:
         if phase == "after":  # what still runs would only delay the closing evaluation
             for name, ids in self.flow.cancel_in_flight().items():
                 self.outbox.append((name, Cancel(tuple(ids))))
-        self.flow.start_evaluation(phase, self.task)
+        self.evaluator.start(phase)
 
     def _start_training(self) -> None:
         self.state = "training"
@@ -374,7 +376,7 @@ class Coordinator:
         evaluation = self.flow.evaluation
         if evaluation is None or evaluation.num_missing:
             return
-        record = self.flow.end_evaluation(self.task)
+        record = self.evaluator.end()
         if evaluation.launches:
             self.records.write(**record)
         if evaluation.phase == "before":

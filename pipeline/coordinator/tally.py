@@ -6,7 +6,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pipeline.messages import Group, Prefix, Rollout, Verdict, WeightsLoaded
+from pipeline.messages import Group, Rollout, Verdict, WeightsLoaded
 from pipeline.soundness import one_line
 from samplers.base import Launch, Outcome
 
@@ -14,6 +14,9 @@ RATE_WINDOW_S = 10.0
 VERDICT_WINDOW = 256
 MAX_WARNINGS = 20
 REFUSAL_PERIOD_S = 600.0
+# Names of counters that every rollout moves: to put them together each time would cost as much as to count.
+_VERDICTS = {outcome: f"verdict/{outcome}" for outcome in ("correct", "incorrect", "unknown")}
+_TOKENS = {how: [f"{how}/tokens/{1 << n}" for n in range(64)] for how in ("finished", "trained", "left_out")}
 
 
 class Tally:
@@ -78,29 +81,31 @@ class Tally:
         return new
 
     def _level(self, level: str) -> list[int]:
-        return self.levels.setdefault(level, [0, 0, 0])
+        counts = self.levels.get(level)
+        return counts if counts is not None else self.levels.setdefault(level, [0, 0, 0])
 
     def launched(self, launch: Launch) -> None:
         self.counters["launched"] += launch.num_rollouts
         self.counters["retries"] += launch.num_rollouts if launch.round else 0
         self._level(launch.problem.level)[0] += launch.num_rollouts
 
-    def rollout(self, rollout: Rollout, prefix: Prefix | None) -> None:
-        """A rollout arrived, for training or evaluation; `prefix` is what an earlier one had generated of it."""
-        self.counters["generated_rollouts"] += 1
-        self.counters["generated_tokens"] += rollout.num_tokens - (prefix.num_tokens if prefix is not None else 0)
-        self.counters["interrupted"] += bool(rollout.forced_spans)
-        self.counters["in_flight_updates"] += len(rollout.version_spans) > 1
+    def rollouts(self, rollouts: Sequence[Rollout], num_carried: int) -> None:
+        """They arrived, for training or evaluation; earlier ones had generated `num_carried` of their tokens."""
+        counters = self.counters
+        counters["generated_rollouts"] += len(rollouts)
+        counters["generated_tokens"] += sum([rollout.num_tokens for rollout in rollouts]) - num_carried
+        counters["interrupted"] += sum([bool(rollout.forced_spans) for rollout in rollouts])
+        counters["in_flight_updates"] += sum([len(rollout.version_spans) > 1 for rollout in rollouts])
 
     def verdict(self, verdict: Verdict) -> float | None:
         """Count a verdict; the recent share of `unknown`, or None while too few are known to say."""
-        self.counters[f"verdict/{verdict.outcome}"] += 1
-        is_unknown = verdict.outcome == "unknown"
-        self._unknown.append(is_unknown)
+        self.counters[_VERDICTS[verdict.outcome]] += 1
+        is_unknown, recent = verdict.outcome == "unknown", self._unknown
+        if len(recent) == VERDICT_WINDOW:
+            self._num_unknown -= recent.popleft()
+        recent.append(is_unknown)
         self._num_unknown += is_unknown
-        if len(self._unknown) > VERDICT_WINDOW:
-            self._num_unknown -= self._unknown.popleft()
-        return self.unknown_frac if len(self._unknown) >= VERDICT_WINDOW // 4 else None
+        return self._num_unknown / len(recent) if len(recent) >= VERDICT_WINDOW // 4 else None
 
     @property
     def unknown_frac(self) -> float:
@@ -108,20 +113,20 @@ class Tally:
 
     def round(self, level: str, outcome: Outcome, rollouts: Sequence[Rollout]) -> None:
         """A round is judged; `rollouts` are its own."""
-        n, correct = len(outcome.rewards), sum(outcome.correct)
+        n, correct, since_step = len(outcome.rewards), sum(outcome.correct), self._since_step
         self.counters["rollouts"] += n
         self.counters["tokens"] += outcome.num_tokens
         self._level(level)[2] += correct
         self._used("finished", level, rollouts)
-        self._since_step["rollouts"] += n
-        self._since_step["reward"] += sum(outcome.rewards)
-        self._since_step["truncated"] += sum(outcome.truncated)
-        self._since_step["tokens"] += outcome.num_tokens
-        self._since_step[f"judged/{level}"] += n
-        self._since_step[f"correct/{level}"] += correct
+        since_step["rollouts"] += n
+        since_step["reward"] += sum(outcome.rewards)
+        since_step["truncated"] += sum(outcome.truncated)
+        since_step["tokens"] += outcome.num_tokens
+        since_step[f"judged/{level}"] += n
+        since_step[f"correct/{level}"] += correct
         if outcome.round == 0:
-            self._since_step["fresh"] += n
-            self._since_step["fresh_correct"] += correct
+            since_step["fresh"] += n
+            since_step["fresh_correct"] += correct
 
     def weights_loaded(self, message: WeightsLoaded) -> None:
         self.counters["weight_loads"] += 1
@@ -138,11 +143,11 @@ class Tally:
         self._used("left_out", level, rollouts)
 
     def _used(self, how: str, level: str, rollouts: Sequence[Rollout]) -> None:
-        self.counters[f"{how}/rollouts"] += len(rollouts)
-        self.counters[f"{how}/level/{level}"] += len(rollouts)
+        counters, by_tokens = self.counters, _TOKENS[how]
+        counters[f"{how}/rollouts"] += len(rollouts)
+        counters[f"{how}/level/{level}"] += len(rollouts)
         for rollout in rollouts:
-            shortest = 1 << (rollout.num_tokens | 1).bit_length() - 1  # of the rollouts counted with it
-            self.counters[f"{how}/tokens/{shortest}"] += 1
+            counters[by_tokens[(rollout.num_tokens | 1).bit_length() - 1]] += 1
 
     def evaluated(self, record: dict[str, Any]) -> None:
         self.last_eval = record

@@ -9,6 +9,7 @@ without listing the space.
 """
 
 import random
+from functools import cache
 from itertools import repeat
 from math import isqrt
 from typing import Literal, NamedTuple
@@ -196,11 +197,13 @@ def _boxed(number: int) -> str:
     return f"\\boxed{{{number}}}"
 
 
+@cache
 def _lowest_operand(level: str) -> int:
     digits = int(level[1:])
     return 0 if digits == 1 else 10 ** (digits - 1)
 
 
+@cache
 def _num_operands(level: str) -> int:
     return 10 ** int(level[1:]) - _lowest_operand(level)
 

@@ -2,6 +2,7 @@
 
 import math
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,6 +24,7 @@ from pipeline.messages import (
     pack_ids,
     pack_logprobs,
 )
+from pipeline.soundness import are_sound
 from samplers.base import Problem
 
 PROBLEM = Problem("p", "list", "1?", "1", "easy")
@@ -57,7 +59,7 @@ def test_no_peer_ever_holds_more_than_its_slots_and_order_is_kept(script, slots)
         if action:
             queue.put(i, i)
         elif held:
-            assert queue.done(held.pop(0))
+            assert queue.done([held.pop(0)]) == [True]
         new = queue.assign().get("a", [])
         held += new
         handed += new
@@ -73,10 +75,11 @@ def test_what_a_lost_peer_held_is_returned_and_urgent_items_go_first():
     queue.put(2, "second")
     assert queue.assign() == {"a": ["first"]}
     assert queue.remove_peer("a") == {1: "first"}
-    assert not queue.done(1)
+    assert queue.done([1]) == [False]
     queue.put(1, "first", urgent=True)
     queue.add_peer("b", 2)
     assert queue.assign() == {"b": ["first", "second"]}
+    assert queue.done([1, 2], "a") == [False, False], "it is with another"
     assert queue.discard({1}) == {"b": [1]}
     assert queue.num_held == 1
 
@@ -154,6 +157,7 @@ def test_a_rollout_knows_the_version_of_each_token():
     assert r.version_array().tolist() == [3, 4, 4]
     r.check()
     rollout(n=0).check()
+    assert are_sound([r, rollout(n=0)], 0) and are_sound([], 0)
 
 
 @pytest.mark.parametrize(
@@ -171,6 +175,14 @@ def test_a_rollout_knows_the_version_of_each_token():
 def test_a_malformed_rollout_is_refused(bad):
     with pytest.raises(WireError, match="attempt 1"):
         bad.check()
+    assert not are_sound([rollout(2), bad, rollout(3)], 0)
+
+
+def test_one_token_that_the_model_does_not_know_among_many_is_found():
+    many = [rollout(i) for i in range(9)]
+    assert are_sound(many, 3) and not are_sound(many, 2)
+    negative = msgspec.structs.replace(many[4], prompt_ids=pack_ids([-1]))
+    assert not are_sound([*many, negative], 1 << 20)
 
 
 # --- ledger ---

@@ -16,7 +16,7 @@ from pipeline import checkpoints
 from pipeline.checkpoints import latest, load
 from pipeline.config import Config, parse_config
 from pipeline.coordinator import journal
-from pipeline.coordinator.journal import Journal, Stepped
+from pipeline.coordinator.journal import FRAME_ENTRIES, Journal, Stepped
 from pipeline.engines.fake import FakeScript
 from pipeline.errors import NguError
 from pipeline.ledger_cli import ledger as ledger_verb
@@ -211,9 +211,10 @@ def segments(directory: Path) -> list[str]:
 
 
 def write(journal: Journal, *versions: int) -> None:
+    """Each in a turn of its own."""
     for version in versions:
         journal.write(Stepped(version))
-    journal.flush()
+        journal.flush()
 
 
 def test_a_journal_torn_at_any_byte_gives_the_entries_before_and_goes_on_there(tmp_path):
@@ -241,6 +242,15 @@ def test_a_flipped_byte_ends_the_replay(tmp_path, byte):
     data[byte] ^= 0xFF
     path.write_bytes(data)
     assert len(entries(tmp_path / "j", 0)) < 2
+
+
+def test_a_turn_of_many_entries_is_read_back_whole(tmp_path):
+    journal, num = Journal(tmp_path / "j"), 2 * FRAME_ENTRIES + 3
+    for version in range(num):
+        journal.write(Stepped(version))
+    journal.flush()
+    write(journal, num)
+    assert entries(tmp_path / "j", 0) == list(range(num + 1))
 
 
 def test_segments_follow_each_other_and_old_ones_go(tmp_path):
