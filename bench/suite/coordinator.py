@@ -39,9 +39,9 @@ class TimedLedger(Ledger):
         super().__init__(path)
         self.commit_s: list[float] = []
 
-    def commit(self) -> None:
+    def commit_turn(self) -> None:
         started = time.perf_counter()
-        super().commit()
+        super().commit_turn()
         self.commit_s.append(time.perf_counter() - started)
 
 

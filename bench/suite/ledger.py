@@ -81,7 +81,7 @@ def write(ledger: Ledger, rows: int) -> float:
         ledger.judge(Rollout(i, i // 8, 0, b"", b"", b"", SPANS, "stop", "", "", 0, 0), RIGHT)
     ledger.end(before, "trained", 8)
     started = time.perf_counter()
-    ledger.commit()
+    ledger.commit_turn()
     return time.perf_counter() - started
 
 

@@ -144,7 +144,7 @@ class Coordinator:
         self.records.new_warnings()
         with tracing.span("commit"):
             self.journal.flush()
-            self.ledger.commit()
+            self.ledger.commit_turn()
         outbox, self.outbox = self.outbox, []
         with tracing.span("send", messages=len(outbox)):
             for name, message in outbox:

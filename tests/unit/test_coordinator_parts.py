@@ -12,7 +12,7 @@ from pipeline.coordinator.batcher import Batcher, BatcherState
 from pipeline.coordinator.book import BookState
 from pipeline.coordinator.credit import CreditQueue
 from pipeline.errors import NguError, WireError
-from pipeline.ledger import Ledger
+from pipeline.ledger import TURN_ENDS, Ledger
 from pipeline.manifest import write_manifest
 from pipeline.messages import (
     Group,
@@ -204,6 +204,45 @@ def test_an_attempt_ends_once_and_the_counts_are_what_is_stored(tmp_path):
     assert again.num_open == 1
     assert again.next_attempt_id() == 4
     again.close()
+
+
+def test_a_turn_commits_what_was_launched_and_the_ends_of_a_batch_over_several(tmp_path):
+    ledger, num = Ledger(tmp_path / "l.sqlite"), 10 * TURN_ENDS
+    ledger.launch([work(i) for i in range(1, num + 1)])
+    ledger.commit_turn()
+    assert ledger.stored_counts() == {"open": num}
+    ledger.end(range(1, num + 1), "trained", step=1)
+    assert ledger.num_open == 0
+    left = num
+    while left:
+        ledger.commit_turn()
+        stored = ledger.stored_counts()
+        assert stored.get("open", 0) == max(left - TURN_ENDS, 0) and sum(stored.values()) == num
+        left = stored.get("open", 0)
+    ledger.close()
+
+
+def test_a_verdict_is_stored_with_the_end_and_by_a_checkpoint_or_a_close_before_it(tmp_path):
+    ledger = Ledger(tmp_path / "l.sqlite")
+
+    def outcomes() -> list[str | None]:
+        return [row[0] for row in ledger._db.execute("SELECT outcome FROM attempts ORDER BY attempt_id")]
+
+    ledger.launch([work(i) for i in (1, 2, 3)])
+    ledger.judge(rollout(1), Verdict("correct", 1.0))
+    ledger.judge(rollout(2), Verdict("incorrect", 0.0))
+    ledger.end([1], "trained", step=1)
+    ledger.commit_turn()
+    assert outcomes() == ["correct", None, None]
+    ledger.sync()
+    assert outcomes() == ["correct", "incorrect", None]
+    ledger.judge(rollout(3), Verdict("correct", 1.0))
+    ledger.end([2], "filtered", step=1)
+    ledger.close()
+    ledger = Ledger(tmp_path / "l.sqlite")
+    assert outcomes() == ["correct", "incorrect", "correct"]
+    assert ledger.stored_counts() == {"trained": 1, "filtered": 1, "open": 1}
+    ledger.close()
 
 
 def test_rewind_reopens_what_the_checkpoint_holds_and_cancels_the_rest(tmp_path):

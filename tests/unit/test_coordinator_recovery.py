@@ -87,7 +87,7 @@ class Lives:
                 if self.run.coordinator.ended:
                     break
                 if turn >= num_turns and moment == "commit":
-                    patch.setattr(self.run.ledger, "commit", crash)
+                    patch.setattr(self.run.ledger, "commit_turn", crash)
                 elif turn >= num_turns and moment == "publish":
                     patch.setattr(checkpoints, "publish", crash)
                 elif turn >= num_turns and moment == "rotate":
