@@ -1,12 +1,14 @@
 """What every role process does first: die with its supervisor, leave the terminal's signals to it."""
 
 import ctypes
+import gc
 import os
 import resource
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from pipeline import lifeline
 from pipeline.errors import NguError
@@ -19,6 +21,8 @@ EXIT_CRASH = 70
 LEAVE_SIGNAL = signal.SIGUSR1
 _PR_SET_PDEATHSIG = 1
 _MAX_FILES = 1 << 16
+# Net new objects before the young ones are looked at, and how many such looks go by before older ones are.
+_COLLECT = (50_000, 20, 50)
 
 
 def bind_to_parent() -> None:
@@ -37,6 +41,22 @@ def _raise_file_limit() -> None:
     most = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+@contextmanager
+def few_collections() -> Iterator[None]:
+    """Inside, Python looks for cycles rarely, and never at what exists already: for a loop that makes many objects and
+    hardly a cycle, each look is in vain.
+    """
+    usual = gc.get_threshold()
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*_COLLECT)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
+        gc.unfreeze()
 
 
 def run_role(main: Callable[[], int | None]) -> None:

@@ -16,7 +16,7 @@ from pipeline.errors import NguError
 from pipeline.guards import ClockGuard, DiskGuard, MemoryGuard, tree_bytes
 from pipeline.ledger import Ledger
 from pipeline.metrics import open_sinks
-from pipeline.role import run_role
+from pipeline.role import few_collections, run_role
 from pipeline.rundir import read_config
 from pipeline.tasks.registry import make_task
 from samplers.registry import make_sampler
@@ -53,13 +53,14 @@ def main() -> None:
     memory = MemoryGuard(config.guards.memory_gib * (1 << 30), lambda: tree_bytes(supervisor))
     guards = Guards(coordinator, DiskGuard(run_dir), memory, ClockGuard())
     try:
-        while not coordinator.ended:
-            coordinator.turn(TURN_TIMEOUT_S)
-            socket.serve(controls.handle)
-            guards.look()
-            status.update(coordinator)
-            if exporter is not None:
-                exporter.update(coordinator)
+        with few_collections():
+            while not coordinator.ended:
+                coordinator.turn(TURN_TIMEOUT_S)
+                socket.serve(controls.handle)
+                guards.look()
+                status.update(coordinator)
+                if exporter is not None:
+                    exporter.update(coordinator)
         status.update(coordinator, coordinator.state)
     except Exception as e:
         # Of a crash too, after which the run goes on from its journal: what was measured in this step is in no other.
