@@ -11,6 +11,7 @@ import pytest
 import torch
 import xxhash
 from namespaces import Machine, why_not_permitted
+from safetensors.torch import load, save
 from small_run import SmallRun
 from tiny_models import teacher_forced
 from transformers import AutoModelForCausalLM
@@ -92,22 +93,32 @@ def test_workers_join_leave_and_die_while_the_run_goes_on(closing):
 
 
 class RealWeights(SmallRun):
-    """Its learner publishes the model that ships, unchanged, and every second rollout is right."""
+    """Its learner publishes the model that ships, from version 2 on in another file, which is torn when it is first
+    announced; every second rollout is right.
+    """
 
     def __init__(self, *settings: str):
         directory = resolve_model_path("builtin")
         self.model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
         self.rollouts: list[Rollout] = []
-        ids = list(range(3, 12))
-        path, canary = directory / "model.safetensors", pack_logprobs(teacher_forced(self.model, ids))
-        data = path.read_bytes()
-        checksum = xxhash.xxh3_64_hexdigest(data)
-        self._notice = WeightsNotice(0, str(path), checksum, len(data), str(directory), pack_ids(ids), canary)
+        ids, path = list(range(3, 12)), directory / "model.safetensors"
+        canary = pack_ids(ids), pack_logprobs(teacher_forced(self.model, ids))
+        self._paths, self._notices = [path], []
+        for data in (path.read_bytes(), save(load(path.read_bytes()), metadata={"name": "second"})):
+            self._notices.append(
+                WeightsNotice(0, str(path), xxhash.xxh3_64_hexdigest(data), len(data), str(directory), *canary)
+            )
         super().__init__(*settings)
+        for name, size in (("torn", len(data) // 2), ("whole", len(data))):
+            self._paths.append(self.dir / name)
+            self._paths[-1].write_bytes(data[:size])
         self._judge = self
 
     def _publish(self) -> WeightsNotice:
-        return msgspec.structs.replace(self._notice, policy_version=self.version)
+        notice, path = self._notices[self.version >= 2], self._paths[0]
+        if self.version >= 2:  # the torn file once, and then the whole one
+            path = self._paths.pop(1) if len(self._paths) == 3 else self._paths[1]
+        return msgspec.structs.replace(notice, policy_version=self.version, path=str(path))
 
     def judge(self, jobs: VerifyJobs) -> Judgements:
         rewards = ((job.attempt_id, job.attempt_id % 2) for job in jobs.jobs)
@@ -124,11 +135,11 @@ def test_an_embedded_engine_serves_from_another_machine(closing):
     closing.append(run)
     run.start("gateway", "pipeline.remote.gateway", str(run.dir))
     run.start("worker", "pipeline.cli", *worker_argv(run))
-    run.until(lambda: run.trained_by("remote0", 60) and run.peers()["remote0"]["version"] > 1, "its rollouts")
+    run.until(lambda: run.trained_by("remote0", 60) and run.peers()["remote0"]["version"] > 2, "its rollouts")
     run.finish()
     run.until(lambda: run.processes["worker"].poll() is not None, "the worker to hear that the run is over")
     assert run.processes["worker"].returncode == 0, run.log("worker")
-    assert run.status()["errors"] == {}
+    assert run.status()["errors"] == {"error/weights": 1}, "the gateway refused what was torn, once"
     for rollout in run.rollouts[:20]:
         prompt = rollout.prompt_array().tolist()
         expected = teacher_forced(run.model, prompt + rollout.completion_array().tolist())[len(prompt) - 1 :]

@@ -152,3 +152,18 @@ def test_rounds_much_larger_than_a_batch_are_no_starvation_unless_they_teach_not
     run.ledger.close()
     starved = [w["text"] for w in run.sink.of_kind("warning") if "starve" in w["text"]]
     assert len(starved) == is_barren, starved
+
+
+def test_a_few_large_rounds_that_teach_nothing_are_chance_and_many_are_not():
+    guard = StarvationGuard(batch_size=32)
+    for _ in range(30):
+        guard.stepped(ratio_mean=0.9, lag_mean=0.0)  # one sign, which alone says little
+
+    def judge(rounds: list[int]) -> None:
+        for is_trained in rounds:
+            guard.round([False] * 512, 512 * is_trained, max_lag=1)
+
+    judge(40 * [1, 1, 1, 1, 0, 0, 0, 0])
+    assert guard.take_alarm() == ""
+    judge(64 * [0])
+    assert "of attempts train nothing" in guard.take_alarm()
