@@ -235,7 +235,7 @@ MESSAGES = st.one_of(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(said=st.lists(st.tuples(st.sampled_from(["engine-1", "nobody"]), MESSAGES), min_size=1, max_size=20))
 def test_whatever_an_engine_says_the_run_ends_with_balanced_books(tmp_path_factory, said):
     run = Simulation(tmp_path_factory.mktemp("run"), config(max_rollouts=120), num_engines=2)
