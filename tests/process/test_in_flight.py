@@ -14,7 +14,17 @@ from tiny_models import kept_cache_logprobs, publish, save_model_dir, tiny_model
 
 from pipeline.channels import ENDPOINT, RouterSocket
 from pipeline.config import Config, EnginesConfig, dump_config
-from pipeline.messages import Cancel, Heartbeat, Hello, NewWeights, PeerFailed, Rollouts, Stop, WeightsLoaded, WorkItems
+from pipeline.messages import (
+    Cancel,
+    Heartbeat,
+    Hello,
+    NewWeights,
+    Rollouts,
+    Stop,
+    WeightsLoaded,
+    WeightsRefused,
+    WorkItems,
+)
 from pipeline.weights import WeightPublisher
 
 torch.set_num_threads(1)
@@ -108,14 +118,28 @@ def test_new_weights_take_effect_between_two_tokens_and_nothing_is_lost(coordina
     assert worker.wait(DEADLINE_S) == 0
 
 
-def test_torn_weights_end_the_process_with_one_line(coordinator, worker, publisher, tmp_path):
-    model_dir = save_model_dir(tmp_path / "model", "qwen2")
-    notice = publish(publisher, tiny_model("qwen2", 0), 0, model_dir)
-    os.truncate(notice.path, notice.num_bytes // 2)
+def test_torn_weights_are_refused_and_the_version_before_serves_until_they_come_whole(
+    coordinator, worker, publisher, tmp_path
+):
+    model_dir = save_model_dir(tmp_path / "model", "qwen2", has_eos=False)
+    versions = {v: tiny_model("qwen2", seed=v) for v in range(2)}
     coordinator.wait_for(Hello)
-    assert coordinator.socket.send("engine-0", NewWeights(notice))
-    (failed,) = coordinator.wait_for(PeerFailed)
-    assert notice.path in failed.reason
+    assert coordinator.socket.send("engine-0", NewWeights(publish(publisher, versions[0], 0, model_dir)))
+    coordinator.wait_for(WeightsLoaded)
+    torn = publish(publisher, versions[1], 1, model_dir)
+    os.truncate(torn.path, torn.num_bytes // 2)
+    assert coordinator.socket.send("engine-0", WorkItems((work(0, "ab", max_new_tokens=50),)))
+    assert coordinator.socket.send("engine-0", NewWeights(torn))
+    (refused,) = coordinator.wait_for(WeightsRefused)
+    assert refused.policy_version == 1 and torn.path in refused.reason
+    assert coordinator.socket.send("engine-0", WorkItems((work(1, "abc", max_new_tokens=50),)))
+    coordinator.wait_for(Rollouts, 2)
+    for rollout in coordinator.rollouts():
+        assert {span.policy_version for span in rollout.version_spans} == {0}
+        np.testing.assert_allclose(rollout.logprob_array(), kept_cache_logprobs(versions, rollout, 1.0), atol=1e-4)
+    assert coordinator.socket.send("engine-0", NewWeights(publish(publisher, versions[1], 1, model_dir)))
+    assert [m.policy_version for m in coordinator.wait_for(WeightsLoaded, 2)] == [0, 1]
+    assert coordinator.socket.send("engine-0", Stop())
     _, stderr = worker.communicate(timeout=DEADLINE_S)
-    assert worker.returncode == 1
-    assert stderr.strip().splitlines() == [f"error: {failed.reason}"]
+    assert worker.returncode == 0
+    assert stderr.strip().splitlines() == [f"engine-0 refused weights: {refused.reason}"]
