@@ -135,7 +135,8 @@ def test_an_embedded_engine_serves_from_another_machine(closing):
     closing.append(run)
     run.start("gateway", "pipeline.remote.gateway", str(run.dir))
     run.start("worker", "pipeline.cli", *worker_argv(run))
-    run.until(lambda: run.trained_by("remote0", 60) and run.peers()["remote0"]["version"] > 2, "its rollouts")
+    newest = lambda: run.peers()["remote0"]["version"] or 0  # noqa: E731
+    run.until(lambda: run.trained_by("remote0", 60) and newest() > 2, "its rollouts", timeout_s=250.0)
     run.finish()
     run.until(lambda: run.processes["worker"].poll() is not None, "the worker to hear that the run is over")
     assert run.processes["worker"].returncode == 0, run.log("worker")
