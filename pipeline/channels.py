@@ -24,7 +24,7 @@ DRAIN_BYTES = 2 << 20
 # After a turn's work, so many times as long (and no longer than `GATHER_S`) goes by before the next drain, so that what
 # a turn costs whatever it brings, a commit above all, is shared by many messages. A loop with little to do never waits.
 GATHER_TURNS = 3
-GATHER_S = 0.005
+GATHER_S = 0.0025
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_from_peer = msgspec.msgpack.Decoder(FromPeer).decode

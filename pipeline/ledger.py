@@ -25,7 +25,7 @@ _CODE = {fate: i for i, fate in enumerate(FATES, start=1)}
 
 CHECKPOINT_S = 0.5
 MAX_WAL_PAGES = 1 << 14  # 64 MiB
-TURN_ENDS, TURN_SHARE = 64, 32  # of the ends that wait, a turn writes so many or one in so many, whichever is more
+TURN_ENDS, TURN_SHARE = 64, 32  # of the ends that wait, a turn writes at least so many and one in so many
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS attempts (
@@ -131,10 +131,10 @@ class Ledger:
         self.counts[fate] += len(attempt_ids)
 
     def commit_turn(self) -> None:
-        """Commit all that was launched, and of what ended only as much as keeps the loop's turns short: a batch ends
-        all at once. Nothing that leaves this process waits for an end to be written.
+        """Commit all that was launched, and about as much of what ended: a batch ends all at once, and would hold one
+        turn of the loop up. Nothing that leaves this process waits for an end to be written.
         """
-        self._commit(max(TURN_ENDS, len(self._ends) // TURN_SHARE))
+        self._commit(max(TURN_ENDS, len(self._launches), len(self._ends) // TURN_SHARE))
 
     def commit(self) -> None:
         """Commit everything but verdicts of attempts that have not ended."""

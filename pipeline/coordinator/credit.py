@@ -17,6 +17,9 @@ class _Peer:
         self.slots = self.free = 0
 
 
+_NOBODY = (None, None)
+
+
 class CreditQueue(Generic[T]):
     """Items by attempt id, handed out in order to the peer with the most free slots."""
 
@@ -63,14 +66,14 @@ class CreditQueue(Generic[T]):
         held, roomy = self._held, self._roomy
         found = []
         for item_id in item_ids:
-            holding = held.get(item_id)
-            is_held = holding is not None and (name is None or holding[0].name == name)
-            if is_held:
-                del held[item_id]
-                peer = holding[0]
-                peer.free += 1
-                roomy.add(peer)
-            found.append(is_held)
+            peer, _ = held.get(item_id, _NOBODY)
+            if peer is None or (name is not None and peer.name != name):
+                found.append(False)
+                continue
+            del held[item_id]
+            peer.free += 1
+            roomy.add(peer)
+            found.append(True)
         return found
 
     def assign(self) -> dict[str, list[T]]:

@@ -12,9 +12,10 @@ A write is safe from the death of the process at once, and from a power loss onc
 latest with the next checkpoint. A power loss costs the judged rollouts of that time: they are launched again.
 """
 
+import os
 import struct
+import weakref
 from collections.abc import Iterator
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,7 @@ class Journal:
         self._directory = directory
         self._entries: list[Entry] = []
         self._frame = bytearray()
+        self._file: tuple[weakref.finalize, int] | None = None  # what closes the present segment, and its descriptor
         self.serial = 0
         self._num_bytes = 0  # of the present segment
 
@@ -94,19 +96,22 @@ class Journal:
     def flush(self) -> None:
         if not self._entries:
             return
-        with self._path(self.serial).open("ab", buffering=0) as file:
-            for first in range(0, len(self._entries), FRAME_ENTRIES):
-                self._write_frame(file, self._entries[first : first + FRAME_ENTRIES])
-            self._num_bytes = file.tell()
+        if self._file is None:  # it stays open: to open it costs more than to write a turn
+            fd = os.open(self._path(self.serial), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+            self._file = weakref.finalize(self, os.close, fd), fd
+        _, fd = self._file
+        for first in range(0, len(self._entries), FRAME_ENTRIES):
+            self._write_frame(fd, self._entries[first : first + FRAME_ENTRIES])
+        self._num_bytes = os.lseek(fd, 0, os.SEEK_CUR)
         self._entries.clear()
 
-    def _write_frame(self, file: FileIO, entries: list[Entry]) -> None:
+    def _write_frame(self, fd: int, entries: list[Entry]) -> None:
         _encode_into(entries, self._frame, _HEADER.size)
         with memoryview(self._frame) as frame, frame[_HEADER.size :] as payload:
             _HEADER.pack_into(frame, 0, len(payload), xxhash.xxh3_64_intdigest(payload))
             num_written = 0
             while num_written < len(frame):
-                num_written += file.write(frame[num_written:])
+                num_written += os.write(fd, frame[num_written:])
 
     @property
     def is_long(self) -> bool:
@@ -119,7 +124,10 @@ class Journal:
         if self._path(self.serial).exists():  # the way from the checkpoint before the newest, should that be torn
             sync(self._path(self.serial))
             sync(self._directory)
-        self.serial, self._num_bytes = self.serial + 1, 0
+        if self._file is not None:
+            close, _ = self._file
+            close()
+        self.serial, self._num_bytes, self._file = self.serial + 1, 0, None
         for path in self._segments():
             if int(path.name) <= self.serial - NUM_KEPT:
                 path.unlink()
