@@ -35,7 +35,7 @@ from pipeline.messages import (
     Work,
     WorkItems,
 )
-from pipeline.role import LEAVE_SIGNAL, run_role
+from pipeline.role import LEAVE_SIGNAL, keep_freed_memory, run_role
 from pipeline.rundir import read_config
 
 HEARTBEAT_S = 1.0
@@ -226,6 +226,7 @@ def main() -> None:
         tracing.start(arguments.run_dir, arguments.name)
     if config.engines.kind != "fake":
         import_libraries()
+    keep_freed_memory()
     role = "evaluator" if arguments.evaluator else "engine"
     socket = PeerSocket(ENDPOINT, introduction(role, arguments.name, config.engines.slots))
     worker = Worker(config, arguments.name, socket)

@@ -21,7 +21,7 @@ from pipeline.errors import NguError
 from pipeline.ledger import Ledger
 from pipeline.messages import Stop
 from pipeline.metrics import open_sinks
-from pipeline.role import few_collections
+from pipeline.role import few_collections, keep_freed_memory
 from pipeline.sections import NonNegativeInt, Positive, PositiveInt
 from pipeline.tasks.registry import make_task
 from samplers.registry import make_sampler
@@ -164,6 +164,7 @@ def coordinated(config: Config, load: Load) -> Iterator[tuple[Coordinator, Timed
             peers.stdin.write(msgspec.json.encode(load))
             peers.stdin.close()
             peers.stdin = None
+            keep_freed_memory()
             with few_collections():
                 yield coordinator, ledger, peers
         finally:

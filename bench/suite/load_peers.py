@@ -42,6 +42,7 @@ from pipeline.messages import (
     pack_ids,
     pack_logprobs,
 )
+from pipeline.role import keep_freed_memory
 
 MAX_TIMES = 200_000
 IDLE_MS = 500  # without a rollout to give back
@@ -187,4 +188,5 @@ class Peers:
 
 
 if __name__ == "__main__":
+    keep_freed_memory()
     print(msgspec.json.encode(Peers(msgspec.json.decode(sys.stdin.buffer.read(), type=Load)).serve()).decode())

@@ -1,7 +1,7 @@
 """This system's own sockets, and what needs no installation, as sides of the transport benchmark.
 
 `python -m bench.suite.wire typed` measures on demand; each producer is a process `python -m bench.suite.wire typed
-ENDPOINT TOKENS`. Both have the environment that a run gives its roles.
+ENDPOINT TOKENS`. All have the environment and the allocator's settings that a run gives its roles.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ import zmq
 from bench.peers.serving import PATIENCE_S, Side, on_way, rollout, serve
 from pipeline.channels import PeerSocket, RouterSocket, introduction
 from pipeline.messages import Cancel, Rollout, Rollouts, VersionSpan, pack_ids, pack_logprobs
+from pipeline.role import keep_freed_memory
 
 NAME = "engine-0"
 
@@ -164,6 +165,7 @@ PRODUCERS = {"typed": _produce_typed, "raw": _produce_raw}
 
 
 def main(kind: str, *of_producer: str) -> None:
+    keep_freed_memory()
     if of_producer:
         endpoint, tokens = of_producer
         PRODUCERS[kind](endpoint, int(tokens))

@@ -16,7 +16,7 @@ from pipeline.errors import NguError
 from pipeline.guards import ClockGuard, DiskGuard, MemoryGuard, tree_bytes
 from pipeline.ledger import Ledger
 from pipeline.metrics import open_sinks
-from pipeline.role import few_collections, run_role
+from pipeline.role import few_collections, keep_freed_memory, run_role
 from pipeline.rundir import read_config
 from pipeline.tasks.registry import make_task
 from samplers.registry import make_sampler
@@ -32,6 +32,7 @@ def main() -> None:
     run_dir: Path = args.run_dir.absolute()
     os.chdir(run_dir)
     config = read_config(run_dir)
+    keep_freed_memory()
     if config.telemetry.profile:
         tracing.start(run_dir, "coordinator")
     task = make_task(config.task, config.seed)
