@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -53,7 +54,7 @@ def start(*arguments: Arguments, run_dir: RunDir = None, seed: Seed = None, prof
     status = _spawn_supervisor(path)
     if status is not None:
         raise NguError(f"{path}: the run ended at once with status {status}; see {path}/logs/daemon.log")
-    shown = _shown(path)
+    shown = shown(path)
     print(f"{shown}\n  ngu watch {shown}\n  ngu status {shown}\n  ngu stop {shown}")
     return 0
 
@@ -122,16 +123,22 @@ def stop(run: ExistingRun, /) -> int:
 
 
 def _new_run(arguments: tuple[str, ...], run_dir: Path | None, seed: int | None, profile: bool) -> Path:
-    """Check everything that can be checked at once, then create the run directory."""
+    overrides = [] if seed is None else [f"seed={seed}"]
+    return create_run(read_arguments(arguments, [*overrides, *(["telemetry.profile=true"] if profile else [])]), run_dir)
+
+
+def read_arguments(arguments: tuple[str, ...], more: Sequence[str] = ()) -> Config:
+    """The config that a command line gives: a file, and settings that override it, `more` after them."""
     files = [a for a in arguments if "=" not in a or _is_file(a)]
     if len(files) > 1:
         raise ConfigError(f"one config file at most, but {', '.join(files)} were given; a setting is written key=value")
     overrides = [a for a in arguments if a not in files]
-    if seed is not None:
-        overrides.append(f"seed={seed}")
-    if profile:
-        overrides.append("telemetry.profile=true")
-    config, task = _resolve_task(load_config(files[0] if files else None, overrides))
+    return load_config(files[0] if files else None, [*overrides, *more])
+
+
+def create_run(config: Config, run_dir: Path | None) -> Path:
+    """Check everything that can be checked at once, then create the run directory."""
+    config, task = _resolve_task(config)
     path = rundir.create(run_dir, _resolve_engines(_resolve_model(resolve_verifier(config))))
     list_set_aside(task, path)
     return path
@@ -163,7 +170,7 @@ def list_set_aside(task: TaskSource, run_dir: Path) -> None:
     rows = (msgspec.json.encode(problem._asdict()) + b"\n" for problem in task.set_aside)
     (run_dir / "set_aside.jsonl").write_bytes(b"".join(rows))
     num = len(task.set_aside)
-    print(f"{num} problem{'s' * (num > 1)} set aside: {_shown(run_dir)}/set_aside.jsonl says why")
+    print(f"{num} problem{'s' * (num > 1)} set aside: {shown(run_dir)}/set_aside.jsonl says why")
 
 
 def _resolve_model(config: Config) -> Config:
@@ -184,7 +191,8 @@ def _found_model(path: str, task: str, setting: str = "model.path") -> str:
 
 
 def _resolve_engines(config: Config) -> Config:
-    if config.engines.kind != "sglang" or config.engines.urls:
+    starts_servers = config.engines.count > 0 and not config.engines.urls
+    if config.engines.kind != "sglang" or not starts_servers:
         return config
     engines = msgspec.structs.replace(config.engines, python=find_python(config.engines))
     return msgspec.structs.replace(config, engines=engines)
@@ -194,7 +202,7 @@ def _foreground(run_dir: Path, resume: bool, live: bool) -> int:
     from pipeline import daemon
     from pipeline.view import followed
 
-    print(_shown(run_dir), flush=True)
+    print(shown(run_dir), flush=True)
     with followed(run_dir, live):
         exit_status = daemon.run(run_dir, resume=resume)
     _close(run_dir)
@@ -236,6 +244,8 @@ def _headline(facts: dict[str, Any]) -> str:
     state, reason = facts.get("state", "starting"), facts.get("reason", "")
     if state == "training" and facts.get("mode") in ("pause", "drain"):
         state = "paused" if facts["mode"] == "pause" else "draining"
+    if not facts["running"] and "state" not in facts:
+        return "not started, or ended before it was up; `ngu resume`, or its Slurm job, starts it"
     if not facts["running"] and state not in rundir.END_STATES:
         return f"dead: its processes ended while it was {state}; `ngu resume` goes on from the last checkpoint"
     return f"{state}: {reason}" if reason else state
@@ -276,11 +286,11 @@ def _saved(run_dir: Path) -> str:
     found = sorted((run_dir / "checkpoints").glob("step_*"))
     if not found:
         return f"{facts.get('state', 'stopped')}; no step was finished, so there is no checkpoint"
-    saved = f"{facts.get('state', 'stopped')} at step {facts.get('step', 0)}; saved {_shown(found[-1])}"
-    return saved if facts.get("state") == "finished" else f"{saved}; ngu resume {_shown(run_dir)}"
+    saved = f"{facts.get('state', 'stopped')} at step {facts.get('step', 0)}; saved {shown(found[-1])}"
+    return saved if facts.get("state") == "finished" else f"{saved}; ngu resume {shown(run_dir)}"
 
 
-def _shown(path: Path) -> str:
+def shown(path: Path) -> str:
     """As short as it can be typed from here."""
     here = Path.cwd()
     return str(path.relative_to(here) if path.is_relative_to(here) else path)

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
 
+from pipeline.cluster.config import SlurmConfig
 from pipeline.errors import ConfigError
 from pipeline.learner_config import LearnerConfig
 from pipeline.sections import Frac, NonNegative, NonNegativeInt, Positive, PositiveInt, Section
@@ -79,7 +80,8 @@ class SamplingConfig(Section, frozen=True):
 
 class EnginesConfig(Section, frozen=True):
     """`embedded` covers qwen2, qwen3 and llama architectures, `transformers` the rest, `sglang` has a server for each
-    engine (docs/SGLANG.md), `fake` needs no model (tests).
+    engine (docs/SGLANG.md), `fake` needs no model (tests). `count = 0` leaves all the work to those that join
+    (daemon.listen).
 
     The rest is for `sglang`. `kv = "recompute"` computes the cache of running requests anew after every update; `keep`,
     the only way of the other kinds, leaves it. `tp` GPUs serve one engine, handed out from `gpus` in order (empty: from
@@ -90,7 +92,7 @@ class EnginesConfig(Section, frozen=True):
     """
 
     kind: Literal["auto", "embedded", "transformers", "sglang", "fake"] = "auto"
-    count: PositiveInt = 1
+    count: NonNegativeInt = 1
     slots: PositiveInt = 64
     kv: Literal["keep", "recompute"] = "keep"
     tp: PositiveInt = 1
@@ -244,6 +246,7 @@ class Config(Section, frozen=True):
     daemon: DaemonConfig = msgspec.field(default_factory=DaemonConfig)
     guards: GuardsConfig = msgspec.field(default_factory=GuardsConfig)
     telemetry: TelemetryConfig = msgspec.field(default_factory=TelemetryConfig)
+    cluster: SlurmConfig | None = None
 
     def __post_init__(self):
         if not (self.max_steps or self.max_rollouts):
@@ -257,6 +260,8 @@ class Config(Section, frozen=True):
             )
         if self.engines.kind == "sglang" and self.engines.hang_s >= self.daemon.hang_s:
             raise ValueError("engines.hang_s must be below daemon.hang_s, or the engine is killed with its server")
+        if not (self.engines.count or self.daemon.listen):
+            raise ValueError("engines.count is 0: set daemon.listen, so that engines can join, or no one would generate")
 
 
 # A table that only changes fields of the default alternative need not repeat its name.

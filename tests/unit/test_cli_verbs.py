@@ -141,7 +141,7 @@ def test_status_says_what_a_run_is_doing(run: Path, capsys):
     ("status", "first_line"),
     [
         ({"state": "training"}, "dead: "),
-        ({}, "dead: "),
+        ({}, "not started"),
         ({"state": "failed", "reason": "the disk is full"}, "failed: the disk is full"),
         ({"state": "finished"}, "finished"),
     ],

@@ -1,0 +1,59 @@
+"""The table [cluster]: what a run asks of a cluster's scheduler."""
+
+import re
+from typing import Annotated
+
+import msgspec
+
+from pipeline.sections import NonNegativeInt, PositiveInt, Section
+
+# minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes, days-hours:minutes:seconds
+_TIME = re.compile(r"\d+(:\d\d){0,2}|\d+-\d{1,2}(:\d\d){0,2}")
+_NAME = re.compile(r"[\w.,@+-]*")
+_OPTION = re.compile(r"--[a-z][a-z-]*(=[^\n]+)?")
+
+
+class SlurmConfig(Section, frozen=True, tag_field="kind", tag="slurm"):
+    """`ngu slurm` writes a job from this table (docs/CLUSTER.md); to `ngu train` it is of no concern.
+
+    The head, one node of `head_cpus` and `head_gpus`, has everything but the engines. The ranks of a learner share a
+    node, so `learner_nodes` must be 1. `engine_nodes` others have `engines_per_node` engines each, which get
+    `cpus_per_engine` and `gpus_per_engine`; with `engine_nodes = 0` the head has engines.count of its own.
+
+    `time` is a limit as Slurm writes it. `grace_s` seconds before it is over, or when the job is preempted, the run
+    saves a checkpoint and ends; if `requeue`, the job is queued again until the run has finished.
+
+    `setup` is shell, run first on the head, whose environment the engines get, as "source /apps/ngu/bin/activate".
+    `head_options` and `engine_options` are more options of sbatch, as "--mem=0", and win over those written from here.
+    """
+
+    partition: str = ""
+    account: str = ""
+    time: str = "1-00:00:00"
+    grace_s: Annotated[int, msgspec.Meta(ge=60, le=65535)] = 120
+    requeue: bool = True
+    learner_nodes: PositiveInt = 1
+    head_cpus: PositiveInt = 16
+    head_gpus: NonNegativeInt = 1
+    engine_nodes: NonNegativeInt = 1
+    engines_per_node: PositiveInt = 8
+    cpus_per_engine: PositiveInt = 8
+    gpus_per_engine: NonNegativeInt = 1
+    setup: str = ""
+    head_options: tuple[str, ...] = ()
+    engine_options: tuple[str, ...] = ()
+
+    def __post_init__(self):
+        if self.learner_nodes != 1:
+            raise ValueError(
+                "learner_nodes must be 1: the ranks of a learner meet within one node; give that node the GPUs "
+                "(head_gpus) and set learner.num_processes"
+            )
+        if not _TIME.fullmatch(self.time):
+            raise ValueError(f'time = {self.time!r} is not written as Slurm does, "D-HH:MM:SS" or "HH:MM:SS"')
+        for name in ("partition", "account"):
+            if not _NAME.fullmatch(getattr(self, name)):
+                raise ValueError(f"{name} = {getattr(self, name)!r} is no name that Slurm knows")
+        for option in (*self.head_options, *self.engine_options):
+            if not _OPTION.fullmatch(option):
+                raise ValueError(f'{option!r} is no option of sbatch; write it as "--mem=0"')
