@@ -54,8 +54,8 @@ def start(*arguments: Arguments, run_dir: RunDir = None, seed: Seed = None, prof
     status = _spawn_supervisor(path)
     if status is not None:
         raise NguError(f"{path}: the run ended at once with status {status}; see {path}/logs/daemon.log")
-    shown = shown(path)
-    print(f"{shown}\n  ngu watch {shown}\n  ngu status {shown}\n  ngu stop {shown}")
+    run = shown(path)
+    print(f"{run}\n  ngu watch {run}\n  ngu status {run}\n  ngu stop {run}")
     return 0
 
 
@@ -123,8 +123,10 @@ def stop(run: ExistingRun, /) -> int:
 
 
 def _new_run(arguments: tuple[str, ...], run_dir: Path | None, seed: int | None, profile: bool) -> Path:
-    overrides = [] if seed is None else [f"seed={seed}"]
-    return create_run(read_arguments(arguments, [*overrides, *(["telemetry.profile=true"] if profile else [])]), run_dir)
+    more = [] if seed is None else [f"seed={seed}"]
+    if profile:
+        more.append("telemetry.profile=true")
+    return create_run(read_arguments(arguments, more), run_dir)
 
 
 def read_arguments(arguments: tuple[str, ...], more: Sequence[str] = ()) -> Config:

@@ -4,6 +4,8 @@ A rule that holds for one field or one section lives here; what needs the file s
 exist, is the data set empty) is checked by whoever owns that thing, with a ConfigError too.
 """
 
+import contextlib
+import datetime
 import difflib
 import math
 import re
@@ -261,7 +263,7 @@ class Config(Section, frozen=True):
         if self.engines.kind == "sglang" and self.engines.hang_s >= self.daemon.hang_s:
             raise ValueError("engines.hang_s must be below daemon.hang_s, or the engine is killed with its server")
         if not (self.engines.count or self.daemon.listen):
-            raise ValueError("engines.count is 0: set daemon.listen, so that engines can join, or no one would generate")
+            raise ValueError("engines.count is 0: set daemon.listen, so that engines can join, or none would generate")
 
 
 # A table that only changes fields of the default alternative need not repeat its name.
@@ -339,10 +341,10 @@ def apply_override(raw: dict[str, Any], override: str) -> None:
     key, sep, literal = override.partition("=")
     if not sep or not key.strip():
         raise ConfigError(f"{override!r}: an override is written section.key=value")
-    try:
-        value = tomllib.loads(f"x = {literal}")["x"]
-    except tomllib.TOMLDecodeError:
-        value = literal.strip()  # a bare word is a string, so shells need no double quoting
+    value = literal.strip()  # a bare word is a string, so shells need no double quoting
+    with contextlib.suppress(tomllib.TOMLDecodeError):
+        read = tomllib.loads(f"x = {literal}")["x"]
+        value = value if isinstance(read, datetime.date | datetime.time) else read  # as cluster.time=12:00:00
     *tables, leaf = key.strip().split(".")
     table = raw
     for name in tables:

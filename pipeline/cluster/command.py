@@ -63,7 +63,7 @@ def _check(config: Config, table: SlurmConfig) -> None:
     if not table.engine_nodes:
         return
     if engines.gpus or engines.urls:
-        raise ConfigError("engines.gpus and engines.urls name what is on one machine; remove them, Slurm hands out GPUs")
+        raise ConfigError("engines.gpus and engines.urls name what one machine has; remove them, Slurm hands out GPUs")
     if engines.kind == "sglang" and table.gpus_per_engine not in (0, engines.tp):
         raise ConfigError(
             f"cluster.gpus_per_engine = {table.gpus_per_engine}, but engines.tp = {engines.tp} GPUs serve one engine; "

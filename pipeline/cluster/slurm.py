@@ -9,7 +9,7 @@ from pipeline.remote.keys import DIRECTORY, WORKER_FILE
 
 _ABOUT = """\
 #!/usr/bin/env bash
-# shellcheck disable=SC2329 # functions that traps and srun run
+# shellcheck disable=SC2329 # functions that are called by name
 # `ngu slurm` wrote this; docs/CLUSTER.md says what it relies on.
 """
 
@@ -50,7 +50,8 @@ serve() {
     local signal=TERM
 """
 
-_SERVE = r"""    if [ $signal = USR1 ] || [[ "$(ngu status "$run")" =~ ^(starting|evaluating|training|paused|draining) ]]; then
+_SERVE = r"""
+    if [ $signal = USR1 ] || [[ "$(ngu status "$run")" =~ ^(starting|evaluating|training|paused|draining) ]]; then
         kill "-$signal" "$$"
     fi
 }
@@ -119,7 +120,7 @@ def _head_options(slurm: SlurmConfig, run_dir: Path) -> list[str]:
 
 def _engine_options(slurm: SlurmConfig) -> list[str]:
     """Time, signal and requeueing are those of the head."""
-    return [*_place(slurm), *_tasks(slurm), "--no-kill", *slurm.engine_options]
+    return [*_place(slurm), *_tasks(slurm), *slurm.engine_options]
 
 
 def _place(slurm: SlurmConfig) -> list[str]:
@@ -139,9 +140,8 @@ def _tasks(slurm: SlurmConfig) -> list[str]:
 
 
 def _srun(slurm: SlurmConfig, port: int) -> str:
-    """The engines as one step, in which neither a dead engine nor a dead node is a reason to end the others."""
+    """The engines as one step, in which a dead one is no reason to end the others."""
     return rf"""    srun --het-group=1 {" ".join(_tasks(slurm))} \
-        --label --no-kill --wait=0 --kill-on-bad-exit=0 \
+        --label --wait=0 --kill-on-bad-exit=0 \
         bash -c "$(declare -f lend); lend \"\$@\"" lend "tcp://$(hostname):{port}" "$run/{DIRECTORY}/{WORKER_FILE}" ||
-        signal=USR1
-"""
+        signal=USR1"""

@@ -1,10 +1,9 @@
-"""The examples for systemd and Slurm: they parse, and start, stop and go on with a run as they say."""
+"""The example for systemd: it parses, and starts, stops and goes on with a run as it says."""
 
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,7 +13,7 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 # Stands for `ngu`: says what it was asked and ends like a run, at SIGTERM or at once.
 NGU = """#!/usr/bin/env bash
 echo "ngu $*" >> calls
-[ "$1" = train ] || exit "${RESUME_STATUS:-0}"
+[ "$1" = train ] || exit 0
 trap 'echo "ngu stopped" >> calls; exit 0' TERM
 mkdir "$4" && touch "$4/config.json"
 for _ in $(seq 600); do sleep 0.05; done
@@ -24,36 +23,10 @@ exit 9
 
 @pytest.fixture
 def job(tmp_path: Path) -> tuple[Path, dict[str, str]]:
-    for name, text in (("ngu", NGU), ("scontrol", '#!/bin/sh\necho "scontrol $*" >> calls\n')):
-        (tmp_path / "bin").mkdir(exist_ok=True)
-        (tmp_path / "bin" / name).write_text(text)
-        (tmp_path / "bin" / name).chmod(0o755)
-    return tmp_path, os.environ | {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "SLURM_JOB_ID": "17"}
-
-
-def test_a_preempted_slurm_job_stops_its_run_and_is_queued_again_until_it_has_finished(job):
-    path, env = job
-    command = ["bash", str(DEPLOY / "ngu.sbatch"), "run.toml", "the run"]
-    with subprocess.Popen(command, cwd=path, env=env) as process:
-        while not (path / "the run" / "config.json").exists():
-            assert process.poll() is None
-            time.sleep(0.02)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
-    assert subprocess.run(command, cwd=path, env=env, check=False).returncode == 0
-    assert (path / "calls").read_text().splitlines() == [
-        "ngu train run.toml --run-dir the run --no-tui",
-        "ngu stopped",
-        "scontrol requeue 17",
-        "ngu resume the run --no-tui",
-    ]
-    failed = subprocess.run(command, cwd=path, env=env | {"RESUME_STATUS": "1"}, check=False)
-    assert failed.returncode == 1, "and is not queued again"
-    assert (path / "calls").read_text().count("scontrol") == 1
-
-
-def test_the_slurm_script_is_clean():
-    subprocess.run([Path(sys.executable).with_name("shellcheck"), DEPLOY / "ngu.sbatch"], check=True)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "ngu").write_text(NGU)
+    (tmp_path / "bin" / "ngu").chmod(0o755)
+    return tmp_path, os.environ | {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")

@@ -1,4 +1,4 @@
-"""The job that `ngu slurm` writes: clean shell, and run here with stand-ins for Slurm's commands (tests/support/slurm)."""
+"""The job that `ngu slurm` writes: clean shell, and run here with stand-ins for Slurm's commands."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from pipeline.cli import main
 from pipeline.cluster.config import SlurmConfig
 from pipeline.cluster.slurm import job_script
 
-pytestmark = pytest.mark.timeout(280)  # real processes import torch, and the machine may be busy
+pytestmark = pytest.mark.timeout(560)  # real processes import torch, and the machine may be busy
 
 STANDINS = Path(__file__).parents[1] / "support" / "slurm"
 # Stands for `ngu`: a run that trains until it is stopped, and engines that end as the lines of the file `ends` say.
@@ -86,7 +86,7 @@ class Job:
     def end(self) -> tuple[int, str]:
         """Status and output, once nothing is left that could still write."""
         assert self.process is not None
-        text = self.process.communicate(timeout=200)[0]
+        text = self.process.communicate(timeout=400)[0]
         return self.process.returncode, text
 
     def calls(self, name: str) -> list[str]:
@@ -120,7 +120,13 @@ def started(job: Job, slurm: SlurmConfig, *ends: str) -> None:
 @pytest.mark.parametrize(
     "settings",
     [
-        {"partition": "gpu", "account": "us", "engine_nodes": 4, "head_options": ("--mem=0",), "setup": "module load x"},
+        {
+            "partition": "gpu",
+            "account": "us",
+            "engine_nodes": 4,
+            "head_options": ("--mem=0",),
+            "setup": "module load x",
+        },
         {"engine_nodes": 0, "head_gpus": 0, "requeue": False},
     ],
 )
