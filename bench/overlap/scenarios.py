@@ -1,11 +1,15 @@
-"""The devices of the `overlap` benchmark: published sizes and rates for 8, 64 and 128 GPUs.
+"""The devices of the `overlap` benchmark: a 7B model on 8, 64 and 128 H100s, the smaller with the same shares.
 
-A 7B model (Qwen2.5-7B) on H100s, 48 of 128 of them generating, batches of 1,024, completions of at most 8,192
-tokens: the setting of PipelineRL (arXiv 2509.19128, whose versions differ in hardware; H = 64 rows an engine, lengths
-of 1 to 2 thousand in the mean). A decode step reads the weights at 60% of 3.35 TB/s and a row adds the reading of its
-cache: tokens a second grow nearly linearly to 128 rows and little from 256 on, as published there. Training is at 40%
-of 989 TFLOP/s (Llama 3, arXiv 2407.21783, table 4). Weights take the time of one broadcast at 400 Gbit/s. The smaller
-machines have the same shares, and a batch in proportion.
+From sources: the sizes of Qwen2.5-7B (its config.json), the H100's data sheet, 40% of its FLOP/s in training (Llama 3,
+see `bench.planner.hardware`), batches of 1,024 (PipelineRL's published configuration), 128 GPUs (its abstract, arXiv
+2509.19128).
+
+From the text of that paper, whose versions differ, and not looked up again: 48 of 128 GPUs generate, with H = 64 rows
+each; completions have 1 to 2 thousand tokens in the mean and 8,192 at most.
+
+Assumed: the other shares of `bench.planner.hardware`, prompts of 200 tokens, groups of 8, log-normal lengths. With
+these a GPU makes 81 times as many tokens a second with 128 rows as with one, and 118 times with 256: the paper's grow
+nearly linearly to 128 rows, and hardly from 256 on.
 """
 
 from bench.planner.hardware import Rates, data_sheet_rates

@@ -13,15 +13,23 @@ from bench.files import read_report
 from bench.planner.shape import ModelSize
 from pipeline.errors import ConfigError
 
-# What real kernels reach of a data sheet's figure. Training of dense models at bfloat16 reaches 35 to 50% of the peak
-# (Llama 3, arXiv 2407.21783, table 4: 38 to 43%); decoding reaches about 60% of the memory bandwidth.
-TRAIN_SHARE, DECODE_SHARE, PREFILL_SHARE, LINK_SHARE = 0.4, 0.6, 0.5, 0.7
-STEP_OVERHEAD_S = 1e-3  # launching the kernels of one decode step and sampling
+# What real kernels reach of a data sheet's figure. In training Llama 3 405B reached 430, 400 and 380 TFLOP/s of an H100
+# in bfloat16, by number of GPUs and length: 38 to 43% of its peak (arXiv 2407.21783, table 4).
+TRAIN_SHARE = 0.4
+# Assumed: of the memory bandwidth in decoding, of the peak in reading prompts, of the link in sending weights.
+DECODE_SHARE, PREFILL_SHARE, LINK_SHARE = 0.6, 0.5, 0.7
+STEP_OVERHEAD_S = 1e-3  # launching the kernels of one decode step and sampling; assumed
+TRAIN_STEP_S = 0.5  # of an optimizer step beside its FLOPs; assumed
 BYTES = 2  # of a weight or a cached number, bfloat16
 
 
 class Kind(NamedTuple):
-    """A data sheet: dense bfloat16 FLOP/s, bytes/s and bytes of memory, bytes/s between two nodes."""
+    """A data sheet: dense bfloat16 FLOP/s (data sheets print those with sparsity, twice as many), bytes/s and bytes of
+    memory. A100 (80 GB), H100 and H200 are SXM, B200 is of an HGX board at 1,000 W.
+
+    `link`, bytes/s between two nodes, is of the network card that such machines usually have for each device, which no
+    data sheet of a GPU says: 200 Gbit/s beside an A100 or L40S, 400 beside the others.
+    """
 
     flops: float
     bandwidth: float
@@ -93,7 +101,7 @@ def data_sheet_rates(kind: str, model: ModelSize, context: float, inputs_per_tok
     return Rates(
         decode_step_s=STEP_OVERHEAD_S + model.weight_bytes(BYTES) / bandwidth,
         decode_row_s=row_s,
-        train_step_s=0.5,
+        train_step_s=TRAIN_STEP_S,
         train_token_s=flops / (sheet.flops * TRAIN_SHARE),
         publish_s=0.0,  # in flight the learner goes on while the engines receive
         load_s=sync_s,

@@ -107,8 +107,9 @@ def _learner_rates(config: Config, seconds: float) -> tuple[float, float, float,
     from bench.suite.learner import GROUP_SIZE, sampled_groups
     from learner.learner import Learner
     from learner.model import export_model_dir, load_model
+    from pipeline.engines.registry import make_engine
     from pipeline.model_path import model_for_task
-    from pipeline.weights import WeightPublisher, read_weights
+    from pipeline.weights import WeightPublisher
 
     torch.set_num_threads(1)
     clock = _clock()
@@ -120,6 +121,7 @@ def _learner_rates(config: Config, seconds: float) -> tuple[float, float, float,
     with tempfile.TemporaryDirectory(prefix="ngu-plan-") as scratch:
         export_model_dir(model, tokenizer, Path(scratch) / "model")
         publisher = WeightPublisher(Path(scratch) / "weights")
+        engine = make_engine(config.engines, str(Path(scratch) / "model"), 0, config.model.chat_template)
         for share in GROUPS_SHARES:
             part = groups[: max(1, round(share * len(groups)))]
             tokens = sum(r.num_sampled for group in part for r in group.rollouts)
@@ -132,11 +134,12 @@ def _learner_rates(config: Config, seconds: float) -> tuple[float, float, float,
                 weights, version = learner.state_dict(), learner.policy_version
                 notice = publisher.publish(weights, version, Path(scratch) / "model", ids.numpy(), logprobs.numpy())
                 published = clock()
-                read_weights(notice)
+                engine.load_weights(notice)
                 times.append(trained - begun)
                 publishing.append(published - trained)
                 loading.append(clock() - published)
             points.append((tokens, median(times)))
         publisher.close()
+        engine.close()
     tokens_of, seconds_of = zip(*points, strict=True)
     return *line(list(tokens_of), list(seconds_of)), float(np.median(publishing)), float(np.median(loading))

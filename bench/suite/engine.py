@@ -2,7 +2,8 @@
 
 The built-in model answers the built-in job's prompts with exactly `length` tokens each: an end token is only a token
 here, so that nobody waits for a straggler. All sides have one thread and are measured in processor seconds, which other
-processes do not take; `generate` gets no logprobs to compute and may choose its batch.
+processes do not take (of SGLang those of all its processes); `generate` gets no logprobs to compute and may choose its
+batch.
 """
 
 import itertools
@@ -19,8 +20,10 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from bench.suite.base import Benchmark, Row, Say, figure, interleaved, ratio
+from bench.suite.sglang import family_cpu_s, start_sglang
 from learner.model import canary_batch, completion_logprobs, export_model_dir, load_model
 from pipeline.config import Config
+from pipeline.engines.base import Engine
 from pipeline.engines.batching import BatchingEngine
 from pipeline.engines.embedded.decoder import EmbeddedDecoder
 from pipeline.engines.embedded.shape import ModelShape
@@ -36,10 +39,12 @@ from samplers.base import Problem
 AGAINST_GENERATE = 1.5
 OF_THE_BOUND = 0.3
 SLOTS = 64  # those that the targets are about, and of what is measured at one size only
-GEMM, STREAM = "products", "memory"
+GEMM, STREAM, PRODUCTS = "large products", "memory", "products of a step"
+SGLANG = f"SGLang on the CPU, {SLOTS} slots"
 UNIT = "tokens/CPU s"
 GEMM_SIZE = 1024
 STREAM_MB = 64
+STEPS = 20  # whose products are timed together
 PROMPT_ROOM = 32  # tokens, more than any prompt of the job has
 CPU = torch.device("cpu")
 
@@ -68,11 +73,12 @@ class EngineBench(Benchmark, frozen=True):
             publisher = WeightPublisher(Path(scratch) / "weights")
             stack.callback(publisher.close)
             served = _Served(model, Path(scratch) / "model", _notice(model, publisher, Path(scratch) / "model"))
+            sglang = _sglang(served, stack, say)
             for length in self.lengths:
-                rows += self._at(length, served, shape, say)
+                rows += self._at(length, served, shape, sglang, say)
         return rows
 
-    def _at(self, length: int, served: "_Served", shape: ModelShape, say: Say) -> list[Row]:
+    def _at(self, length: int, served: "_Served", shape: ModelShape, sglang: Engine | None, say: Say) -> list[Row]:
         embedded = {_embedded(n): _engine(served, EmbeddedDecoder, n, length) for n in self.slots}
         waves = {f"transformers engine, {SLOTS} slots": _engine(served, TransformersDecoder, SLOTS, length)}
         generated = {
@@ -80,20 +86,27 @@ class EngineBench(Benchmark, frozen=True):
             for cache in ("dynamic", "static")
         }
         others = waves | _library_batching(served, length, say)
+        if sglang is not None:
+            others[SGLANG] = _rounds(sglang, served, SLOTS, length, family_cpu_s)
         sides = embedded | others | generated["dynamic"] | generated["static"]
-        found = interleaved(sides | {GEMM: _gemm, STREAM: _stream}, self.repeats)
+        found = interleaved(sides | {GEMM: _gemm, STREAM: _stream, PRODUCTS: _products(shape)}, self.repeats)
         best = [max(of_cache, key=lambda name: median(found[name])) for of_cache in generated.values()]
         at = f"{length} tokens"
         rows = [figure(f"{at}, {name}", UNIT, found[name]) for name in (*embedded, *others, *best)]
         if SLOTS in self.slots:
             ours, fastest = found[_embedded(SLOTS)], max(best, key=lambda name: median(found[name]))
             context = served.num_prompt_tokens + length / 2
-            bound = [_bound(shape, context, *peaks) for peaks in zip(found[GEMM], found[STREAM], strict=True)]
+            peaks = list(zip(found[GEMM], found[STREAM], strict=True))
+            bound = [_bound(shape, context, s, *peak) for s, peak in zip(found[PRODUCTS], peaks, strict=True)]
+            ideal = [_ideal_bound(shape, context, *peak) for peak in peaks]
             rows += [
                 ratio(f"{at}, {_embedded(SLOTS)}, against {fastest}", ours, found[fastest], at_least=AGAINST_GENERATE),
                 figure(f"{at}, bound at {SLOTS} slots", UNIT, bound),
                 ratio(f"{at}, {_embedded(SLOTS)}, of that bound", ours, bound, at_least=OF_THE_BOUND),
+                figure(f"{at}, bound at {SLOTS} slots if every product were a large one", UNIT, ideal),
             ]
+            if sglang is not None:
+                rows.append(ratio(f"{at}, {_embedded(SLOTS)}, against {SGLANG}", ours, found[SGLANG]))
         return rows
 
 
@@ -116,7 +129,7 @@ class _Served:
     """The model, as files and weights for our engines and as an object for the library's."""
 
     def __init__(self, model: PreTrainedModel, model_dir: Path, notice: WeightsNotice):
-        self.model, self.notice = model, notice
+        self.model, self.model_dir, self.notice = model, model_dir, notice
         self.codec = _Endless(model_dir)
         task = make_task(Config().task, 0)
         self.prompts = [p.prompt for p in itertools.islice(iter(task.next_problem, None), max(512, SLOTS))]
@@ -133,6 +146,21 @@ def _notice(model: PreTrainedModel, publisher: WeightPublisher, model_dir: Path)
 def _engine(served: _Served, decoder: Callable[..., Any], slots: int, length: int) -> Side:
     engine = BatchingEngine(decoder(served.model.config, slots, CPU), served.codec, slots, 0, "bench")
     engine.load_weights(served.notice)
+    return _rounds(engine, served, slots, length, time.process_time)
+
+
+def _sglang(served: _Served, stack: ExitStack, say: Say) -> Engine | None:
+    server = start_sglang(served.model_dir, SLOTS, say)
+    if server is None:
+        return None
+    stack.callback(server.close)
+    engine = stack.enter_context(server.engine(served.codec, "gloo"))
+    engine.load_weights(served.notice)
+    return engine
+
+
+def _rounds(engine: Engine, served: _Served, slots: int, length: int, clock: Callable[[], float]) -> Side:
+    """All slots start and end together."""
     numbers = itertools.count()
     sampling = SamplingParams(1.0, length)
 
@@ -140,11 +168,11 @@ def _engine(served: _Served, decoder: Callable[..., Any], slots: int, length: in
         prompts = served.prompts[:slots]
         ids = list(itertools.islice(numbers, slots))
         work = [Work(i, i, 0, Problem("", "", p, ""), sampling) for i, p in zip(ids, itertools.cycle(prompts))]
-        started = time.process_time()
+        started = clock()
         engine.submit(work)
         while engine.num_in_flight:
             engine.step()
-        return slots * length / (time.process_time() - started)
+        return slots * length / (clock() - started)
 
     return once
 
@@ -224,13 +252,46 @@ def _stream() -> float:
     return 3 * (STREAM_MB << 20) / (time.process_time() - started)
 
 
-def _bound(shape: ModelShape, context: float, flops_per_s: float, bytes_per_s: float) -> float:
-    """Tokens a second if decoding were nothing but its products, or nothing but reading weights and cache once a step,
-    whichever is slower. `context`: mean tokens that a row looks back on.
+def _products(shape: ModelShape) -> Side:
+    """Processor seconds of one decode step's products with weights, in their shapes and one after the other, so that a
+    matrix comes from where it does in an engine: from the cache that the others have left it in.
+    """
+    width, kv_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    attention = [(shape.hidden, width + 2 * kv_width), (width, shape.hidden)]
+    mlp = [(shape.hidden, 2 * shape.ff), (shape.ff, shape.hidden)]
+    sizes = [*[*attention, *mlp] * shape.num_layers, (shape.hidden, shape.vocab)]
+    pairs = [(torch.ones(SLOTS, inputs), torch.ones(inputs, outputs)) for inputs, outputs in sizes]
+
+    def once() -> float:
+        started = time.process_time()
+        for _ in range(STEPS):
+            for rows, matrix in pairs:
+                torch.mm(rows, matrix)
+        return (time.process_time() - started) / STEPS
+
+    return once
+
+
+def _bound(shape: ModelShape, context: float, products_s: float, flops_per_s: float, bytes_per_s: float) -> float:
+    """Tokens a second if a step were nothing but its products with weights, as measured, and its attention at the speed
+    of large products or of memory, whichever is slower. `context`: mean tokens that a row looks back on.
+    """
+    flops, num_bytes = _attention(shape, context)
+    return SLOTS / (products_s + SLOTS * max(flops / flops_per_s, num_bytes / bytes_per_s))
+
+
+def _ideal_bound(shape: ModelShape, context: float, flops_per_s: float, bytes_per_s: float) -> float:
+    """Tokens a second if decoding were nothing but large products, or nothing but reading weights and cache once a
+    step, whichever is slower.
     """
     width, kv_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     of_layer = shape.hidden * (2 * width + 2 * kv_width + 3 * shape.ff)
     weights = shape.num_layers * of_layer + shape.vocab * shape.hidden
-    flops = 2 * weights + 4 * shape.num_layers * width * context
-    num_bytes = 4 * (weights / SLOTS + 2 * shape.num_layers * kv_width * context)
-    return min(flops_per_s / flops, bytes_per_s / num_bytes)
+    flops, num_bytes = _attention(shape, context)
+    return min(flops_per_s / (2 * weights + flops), bytes_per_s / (4 * weights / SLOTS + num_bytes))
+
+
+def _attention(shape: ModelShape, context: float) -> tuple[float, float]:
+    """Operations, and bytes of the cache read, of one row's token."""
+    width, kv_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    return 4 * shape.num_layers * width * context, 4 * 2 * shape.num_layers * kv_width * context

@@ -15,8 +15,9 @@ AGREES = 0.1  # of the planner with the simulation
 
 class OverlapBench(Benchmark, frozen=True):
     """Synchronous, one step off and in flight on the same devices and job, for each number of GPUs; latencies are those
-    of `bench.overlap.scenarios`, with sources. Every seed is a run of `steps` optimizer steps on a virtual clock, whose
-    first two fifths do not count: nothing depends on this machine. `figure` is a PNG to draw.
+    of `bench.overlap.scenarios`, which says what has a source and what is assumed. Every seed is a run of `steps`
+    optimizer steps on a virtual clock, whose first two fifths do not count: nothing depends on this machine. `figure`
+    is a PNG to draw.
     """
 
     gpus: tuple[PositiveInt, ...] = (8, 64, 128)

@@ -23,7 +23,9 @@ BENCHMARKS = {
     "coordinator": Entry(
         "bench.suite.coordinator:CoordinatorBench", "attempts a second through the coordinator's loop"
     ),
-    "engine": Entry("bench.suite.engine:EngineBench", "tokens a second of the engines, against generate and the bound"),
+    "engine": Entry(
+        "bench.suite.engine:EngineBench", "tokens a second of the engines, against generate, SGLang and the bound"
+    ),
     "fits": Entry("bench.suite.fits:FitsBench", "seconds of the scaling-law fits with many points and draws"),
     "e2e": Entry(
         "bench.suite.e2e.bench:E2EBench", "whole runs of the built-in job against TRL's, and ours synchronous"
@@ -35,7 +37,7 @@ BENCHMARKS = {
     "weights": Entry(
         "bench.suite.weights:WeightsBench", "from new weights to an engine that has them: time, stall, what is lost"
     ),
-    "learner": Entry("bench.suite.learner:LearnerBench", "an optimizer step, by how its rollouts are cut into passes"),
+    "learner": Entry("bench.suite.learner:LearnerBench", "an optimizer step, by how its rollouts are cut, against TRL"),
     "ledger": Entry("bench.suite.ledger:LedgerBench", "attempts a second into the ledger, and how long a commit takes"),
     "overlap": Entry("bench.suite.overlap:OverlapBench", "sync, one step off and in flight on 8 to 128 simulated GPUs"),
     "samplers": Entry("bench.suite.samplers:SamplersBench", "decisions a second of a sampler, by number of problems"),

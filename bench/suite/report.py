@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -14,8 +15,11 @@ from bench.suite.results import Result
 from pipeline.errors import ConfigError
 
 HEADER = ("what", "median", "95% interval", "target", "")
-PANELS_ACROSS = 3
-MAX_LINES = len(COLOURS)
+WIDTH_IN, MARGIN_IN, LINE_IN = 10.0, 0.85, 0.24
+MAX_RUNS = 8  # of one figure, side by side
+SPREAD = 0.3  # of a line's height, above and below its middle
+PAST = "#9fb8d6"
+OUTCOME_COLOURS = {"met": "#2f7d4f", "open": "#b07d00", "missed": "#b3261e", None: COLOURS[0]}
 
 History = Mapping[str, Sequence[Result]]
 
@@ -94,7 +98,10 @@ def markdown(history: History, picture: str) -> str:
         f"The newest run of each (`ngu bench`), medians with 95% bootstrap intervals. Targets: {counts} (open: the "
         "target lies in the interval).",
         "",
-        f"![Figures with a target, divided by it, over time]({picture})",
+        f"![Figures with a target, in multiples of it, over the runs]({picture})",
+        "",
+        "The newest run in green where the target is met, amber where it is open, red where it is missed; earlier runs "
+        "above it. Where a benchmark has no targets, its ratios.",
     ]
     for name, result in newest.items():
         lines += ["", f"## {name}", "", f"{_sentence(name)}. {circumstances(result)}.", ""]
@@ -116,39 +123,52 @@ def _line(parts: Sequence[str]) -> str:
 
 
 def _draw(history: History) -> Figure:
-    """A panel for each benchmark: what has a target divided by it, else all that is a ratio, over its runs."""
-    across = min(PANELS_ACROSS, len(history))
-    down = -(-len(history) // across)
-    figure = Figure(figsize=(4.2 * across, 3.1 * down), layout="constrained")
-    panels = list(figure.subplots(down, across, squeeze=False).flat)
-    for panel, (name, results) in zip(panels, history.items(), strict=False):
-        _panel(panel, name, results)
-    for panel in panels[len(history) :]:
-        panel.set_visible(False)
+    """A panel for each benchmark, with a line for each figure: its runs from top to bottom, the newest in colour."""
+    panels = {name: _drawn(results) for name, results in history.items()}
+    panels = {name: rows for name, rows in panels.items() if rows} or {"nothing with a target, and no ratio": []}
+    heights = [MARGIN_IN + LINE_IN * max(1, len(rows)) for rows in panels.values()]
+    figure = Figure(figsize=(WIDTH_IN, sum(heights)), layout="constrained")
+    all_axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights).flat
+    for axes, (name, rows) in zip(all_axes, panels.items(), strict=True):
+        _panel(axes, name, rows, history.get(name, ()))
     return figure
 
 
-def _panel(axes: Axes, name: str, results: Sequence[Result]) -> None:
-    rows = [row for result in results for row in result.rows]
-    aimed = any(_aim(row) for row in rows)
-    drawn = list(dict.fromkeys(row.what for row in rows if (_aim(row) if aimed else row.unit == "x")))[:MAX_LINES]
-    style(axes, name, "run", "times its target" if aimed else "ratio")
-    axes.axhline(1.0, color="black", linewidth=0.8, linestyle=":")
-    for colour, what in zip(COLOURS, drawn, strict=False):
-        points = [
-            (i, row.median / (_aim(row) or 1.0), row.low / (_aim(row) or 1.0), row.high / (_aim(row) or 1.0))
-            for i, result in enumerate(results)
-            for row in result.rows
-            if row.what == what and row.median > 0
-        ]
-        if points:
-            x, middle, low, high = zip(*points, strict=True)
-            axes.plot(x, middle, marker="o", markersize=3.5, linewidth=1.2, color=colour, label=what)
-            axes.vlines(x, low, high, color=colour, linewidth=0.8)
-    if drawn:
-        axes.set_yscale("log")
-        axes.legend(fontsize=6, frameon=False)
-    axes.set_xticks(range(len(results)), [f"{r.taken[5:10]}\n{r.commit}" for r in results], fontsize=6)
+def _drawn(results: Sequence[Result]) -> list[str]:
+    """The newest run's figures with a target, else its ratios; a count of nothing has no place on a log axis."""
+    rows = [row for row in results[-1].rows if row.median > 0] if results else []
+    return [row.what for row in rows if _aim(row)] or [row.what for row in rows if row.unit == "x"]
+
+
+def _panel(axes: Axes, name: str, drawn: Sequence[str], results: Sequence[Result]) -> None:
+    aimed = False
+    for line, what in enumerate(drawn):
+        rows = [row for result in results for row in result.rows if row.what == what and row.median > 0][-MAX_RUNS:]
+        aimed = aimed or bool(_aim(rows[-1]))
+        scores = [_score(row) for row in rows]
+        places = line + (np.linspace(-SPREAD, SPREAD, len(rows)) if len(rows) > 1 else np.zeros(1))
+        low, middle, high = zip(*scores, strict=True)
+        axes.plot(middle, places, color=PAST, linewidth=0.8, marker="o", markersize=2)
+        axes.hlines(places, low, high, color=PAST, linewidth=0.8)
+        colour = OUTCOME_COLOURS[rows[-1].outcome]
+        axes.plot(middle[-1], places[-1], color=colour, marker="o", markersize=4)
+        axes.hlines(places[-1], low[-1], high[-1], color=colour, linewidth=1.4)
+    runs = f"{len(results)} run{'s' * (len(results) != 1)}, the newest {results[-1].taken[:10]}" if results else ""
+    style(axes, f"{name}: {runs}", "times its target: right of the line is better" if aimed else "ratio", "")
+    axes.axvline(1.0, color="black", linewidth=0.8, linestyle=":")
+    axes.set_xscale("log")
+    axes.set_yticks(range(len(drawn)), drawn, fontsize=6.5)
+    axes.set_ylim(len(drawn) - 0.5, -0.5)
+
+
+def _score(row: Row) -> tuple[float, float, float]:
+    """Low, median and high; of a figure with a target in multiples of it, where more is better in any case."""
+    low = row.low if row.low > 0 else row.median
+    if row.at_least:
+        return low / row.at_least, row.median / row.at_least, row.high / row.at_least
+    if row.at_most:
+        return row.at_most / row.high, row.at_most / row.median, row.at_most / low
+    return low, row.median, row.high
 
 
 def _aim(row: Row) -> float | None:

@@ -1,35 +1,41 @@
-"""From new weights at the learner to an engine that samples from them: how long it takes and for how long it stalls.
+"""From new weights at the learner to an engine that has them: how long it takes and for how long it stalls.
 
 Published and loaded in one process, so that the seconds of both add up without a socket between them; in a run they
 are two processes. The engine has requests in flight, as in a run.
+
+"Loaded" is when the engine's own copy is whole and checked against the announced bytes. Then a canary is scored, which
+is arithmetic and no transfer: its time is a row of its own, and part of an embedded engine's stall.
 """
 
 import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Any
+from statistics import median
 
 import numpy as np
 import torch
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from bench.suite.base import Benchmark, Row, Say, figure, interleaved, ratio
+from bench.suite.sglang import start_sglang
 from learner.evaluation.generate import SHARED_MEMORY
 from learner.model import canary_batch, completion_logprobs, export_model_dir, load_model
 from pipeline.config import EnginesConfig
 from pipeline.engines.base import Engine
 from pipeline.engines.registry import make_engine
-from pipeline.messages import Rollout, SamplingParams, Work
+from pipeline.messages import Rollout, SamplingParams, WeightsNotice, Work
 from pipeline.sections import PositiveInt
+from pipeline.tokenization import PromptCodec
 from pipeline.weights import WeightPublisher
 from samplers.base import Problem
 
 SLOTS = 64
 STEPS_BETWEEN = 8  # decode steps before and after a load; their median is what a stall is compared with
 MEMCPYS = 3.0  # publish to load, at most so many times memcpy of the same bytes, where bytes are what counts
+MEMCPY = "memcpy"
 
 
 class WeightsBench(Benchmark, frozen=True):
@@ -43,9 +49,21 @@ class WeightsBench(Benchmark, frozen=True):
         builtin, tokenizer = load_model("builtin")
         rows = []
         for model, is_large in ((builtin, False), (_large(builtin, self.large_mb), True)):
-            with tempfile.TemporaryDirectory(prefix="ngu-bench-", dir=SHARED_MEMORY) as scratch:
+            with tempfile.TemporaryDirectory(prefix="ngu-bench-", dir=SHARED_MEMORY) as scratch, ExitStack() as stack:
                 export_model_dir(model, tokenizer, Path(scratch) / "model")
-                rows += _measure(model, Path(scratch), is_large, self.repeats)
+                source = _Source(model, Path(scratch), stack)
+                ways = {"shared memory": source.shared, "disk": source.disk}
+                config = EnginesConfig(kind="embedded", slots=SLOTS)
+                with closing(make_engine(config, str(source.model_dir), 0, "auto")) as engine:
+                    rows += _measure(source, ways, engine, self.repeats, is_embedded=True, is_large=is_large)
+                server = start_sglang(source.model_dir, SLOTS, say)
+                if server is None:
+                    continue
+                stack.callback(server.close)
+                for push in ("gloo", "disk"):
+                    with server.engine(PromptCodec(source.model_dir), push) as engine:
+                        ways = {f"SGLang by {push}": source.shared}
+                        rows += _measure(source, ways, engine, self.repeats, is_embedded=False, is_large=is_large)
         return rows
 
 
@@ -66,62 +84,93 @@ def _large(like: PreTrainedModel, megabytes: int) -> PreTrainedModel:
     return Qwen2ForCausalLM(config).eval()
 
 
-def _measure(model: PreTrainedModel, scratch: Path, is_large: bool, repeats: int) -> list[Row]:
-    state = model.state_dict()
-    ids, batch = canary_batch(model)
-    with torch.no_grad():
-        logprobs, _ = completion_logprobs(model, batch, temperature=1.0)
-    disk = Path(tempfile.mkdtemp(prefix="ngu-bench-"))
-    publishers = {"shared memory": WeightPublisher(scratch / "weights"), "disk": WeightPublisher(disk / "weights")}
-    config = EnginesConfig(kind="embedded", slots=SLOTS)
-    versions = iter(range(1 << 30))
+class _Source:
+    """A model's weights, and the ways in which they get to an engine."""
 
-    def publish(publisher: WeightPublisher):
-        return publisher.publish(state, next(versions), scratch / "model", ids.numpy(), logprobs.numpy())
+    def __init__(self, model: PreTrainedModel, scratch: Path, stack: ExitStack):
+        self.model_dir = scratch / "model"
+        self._state = model.state_dict()
+        ids, batch = canary_batch(model)
+        with torch.no_grad():
+            logprobs, _ = completion_logprobs(model, batch, temperature=1.0)
+        self._canary = ids.numpy(), logprobs.numpy()
+        self._num_published = 0
+        disk = Path(tempfile.mkdtemp(prefix="ngu-bench-"))
+        stack.callback(shutil.rmtree, disk, ignore_errors=True)
+        self.shared = WeightPublisher(scratch / "weights")
+        self.disk = WeightPublisher(disk / "weights")
+        for publisher in (self.shared, self.disk):
+            stack.callback(publisher.close)
 
-    try:
-        with closing(make_engine(config, str(scratch / "model"), 0, "auto")) as engine:
-            notice = publish(publishers["shared memory"])
-            engine.load_weights(notice)
-            busy = _Busy(engine)
-            parts: dict[str, list[tuple[float, float, float]]] = {name: [] for name in publishers}
-
-            def transfer(name: str) -> Callable[[], float]:
-                def once() -> float:
-                    started = time.perf_counter()
-                    told = publish(publishers[name])
-                    published = time.perf_counter()
-                    stall_s = engine.load_weights(told).stall_s
-                    ended = time.perf_counter()
-                    parts[name].append((published - started, stall_s, busy.step_s()))
-                    return ended - started
-
-                return once
-
-            sides = {name: transfer(name) for name in publishers} | {"memcpy": _memcpy(notice.num_bytes)}
-            found = interleaved(sides, repeats)
-            lost = busy.num_lost()
-    finally:
-        for publisher in publishers.values():
-            publisher.close()
-        shutil.rmtree(disk, ignore_errors=True)
-    return _rows(notice.num_bytes, found, {n: p[1:] for n, p in parts.items()}, lost, is_large)
+    def publish(self, publisher: WeightPublisher) -> WeightsNotice:
+        self._num_published += 1
+        return publisher.publish(self._state, self._num_published, self.model_dir, *self._canary)
 
 
-def _rows(num_bytes: int, found: dict[str, list[float]], parts: dict[str, Any], lost: int, is_large: bool) -> list[Row]:
-    at = f"{num_bytes / 1e6:.1f} MB"
-    rows = [figure(f"{at}, memcpy", "ms", [1e3 * s for s in found["memcpy"]])]
-    for name, timed in parts.items():
-        publish_s, stall_s, step_s = zip(*timed, strict=True)
+class _Side:
+    """One way to an engine, and what each transfer cost."""
+
+    def __init__(self, source: _Source, publisher: WeightPublisher, busy: "_Busy"):
+        self._source, self._publisher, self._busy = source, publisher, busy
+        self.publish_s: list[float] = []
+        self.stall_s: list[float] = []
+        self.canary_s: list[float] = []
+        self.step_s: list[float] = []
+
+    def transfer(self) -> float:
+        """Seconds from publish to loaded."""
+        started = time.perf_counter()
+        notice = self._source.publish(self._publisher)
+        published = time.perf_counter()
+        report = self._busy.engine.load_weights(notice)
+        ended = time.perf_counter()
+        assert report.is_right
+        self.publish_s.append(published - started)
+        self.stall_s.append(report.stall_s)
+        self.canary_s.append(report.canary_s)
+        self.step_s.append(self._busy.step_s())
+        return ended - started - report.canary_s
+
+
+def _measure(
+    source: _Source,
+    ways: dict[str, WeightPublisher],
+    engine: Engine,
+    repeats: int,
+    *,
+    is_embedded: bool,
+    is_large: bool,
+) -> list[Row]:
+    notice = source.publish(source.shared)
+    engine.load_weights(notice)
+    busy = _Busy(engine)
+    sides = {name: _Side(source, publisher, busy) for name, publisher in ways.items()}
+    transfers = {name: side.transfer for name, side in sides.items()}
+    found = interleaved(transfers | {MEMCPY: _memcpy(notice.num_bytes)}, repeats)
+    at = f"{notice.num_bytes / 1e6:.1f} MB"
+    rows = [figure(f"{at}, {MEMCPY}", "ms", [1e3 * s for s in found[MEMCPY]])] if is_embedded else []
+    for name, side in sides.items():
         aim = MEMCPYS if is_large and name == "shared memory" else None
-        rows += [
-            figure(f"{at}, {name}: publish", "ms", [1e3 * s for s in publish_s]),
-            figure(f"{at}, {name}: engine stalls", "ms", [1e3 * s for s in stall_s]),
-            figure(f"{at}, {name}: publish to loaded", "ms", [1e3 * s for s in found[name]]),
-            ratio(f"{at}, {name}: publish to loaded, against memcpy", found[name], found["memcpy"], at_most=aim),
-            ratio(f"{at}, {name}: stall, against a decode step of {SLOTS}", stall_s, step_s, at_most=1.0),
-        ]
-    return [*rows, figure(f"{at}: requests lost over all loads", "requests", [lost], at_most=0.0)]
+        rows += _rows(f"{at}, {name}", side, found[name], found[MEMCPY], aim, is_embedded)
+    whose = at if is_embedded else f"{at}, {', '.join(ways)}"
+    return [*rows, figure(f"{whose}: requests lost over all loads", "requests", [busy.num_lost()], at_most=0.0)]
+
+
+def _rows(
+    what: str, side: _Side, loaded_s: list[float], memcpy_s: list[float], aim: float | None, is_embedded: bool
+) -> list[Row]:
+    # The first transfer has warmed up, and is in no figure.
+    publish_s, stall_s, canary_s, step_s = (s[1:] for s in (side.publish_s, side.stall_s, side.canary_s, side.step_s))
+    rows = [
+        figure(f"{what}: publish", "ms", [1e3 * s for s in publish_s]),
+        figure(f"{what}: publish to loaded", "ms", [1e3 * s for s in loaded_s]),
+        figure(f"{what}: canary", "ms", [1e3 * s for s in canary_s]),
+        figure(f"{what}: engine stalls", "ms", [1e3 * s for s in stall_s]),
+        ratio(f"{what}: publish to loaded, against {MEMCPY}", loaded_s, memcpy_s, at_most=aim),
+    ]
+    if is_embedded:  # the steps of a server are not seen from here
+        rows.append(ratio(f"{what}: stall, against a decode step of {SLOTS}", stall_s, step_s, at_most=1.0))
+    return rows
 
 
 def _memcpy(num_bytes: int) -> Callable[[], float]:
@@ -138,10 +187,10 @@ def _memcpy(num_bytes: int) -> Callable[[], float]:
 
 
 class _Busy:
-    """Keeps every slot of an engine busy, and counts what comes back."""
+    """Keeps every slot of an engine that has weights busy, and counts what comes back."""
 
     def __init__(self, engine: Engine):
-        self._engine = engine
+        self.engine = engine
         self._num_submitted = self._num_ended = 0
         self._fill()
         self.step_s()
@@ -152,22 +201,20 @@ class _Busy:
         for _ in range(STEPS_BETWEEN):
             self._fill()
             started = time.perf_counter()
-            ended = self._engine.step()
+            ended = self.engine.step()
             seconds.append(time.perf_counter() - started)
             self._num_ended += sum(isinstance(e, Rollout) for e in ended)
-        return float(np.median(seconds))
+        return median(seconds)
 
     def num_lost(self) -> int:
         """Requests that never came back, once all have had the time."""
-        while self._engine.num_in_flight:
-            self._num_ended += sum(isinstance(e, Rollout) for e in self._engine.step())
+        while self.engine.num_in_flight:
+            self._num_ended += sum(isinstance(e, Rollout) for e in self.engine.step())
         return self._num_submitted - self._num_ended
 
     def _fill(self) -> None:
-        new = range(self._num_submitted, self._num_submitted + SLOTS - self._engine.num_in_flight)
+        new = range(self._num_submitted, self._num_submitted + SLOTS - self.engine.num_in_flight)
         prompts = (f"Compute {100 + i % 900}+{200 + i % 700}.\n" for i in new)
         sampling = SamplingParams(1.0, 70)
-        self._engine.submit(
-            [Work(i, i, 0, Problem("", "", p, ""), sampling) for i, p in zip(new, prompts, strict=True)]
-        )
+        self.engine.submit([Work(i, i, 0, Problem("", "", p, ""), sampling) for i, p in zip(new, prompts, strict=True)])
         self._num_submitted += len(new)

@@ -4,6 +4,7 @@ import os
 import tempfile
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -39,13 +40,15 @@ def ready_engine(config: Config, model_path: str, name: str) -> Engine:
     torch.set_num_threads(1)  # as in the engines of a run: two threads that wait for each other are slower
     model, tokenizer = load_model(model_for_task(model_path, str(config.task.__struct_config__.tag)))
     shared = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="ngu-eval-", dir=shared) as scratch:
+    with (
+        tempfile.TemporaryDirectory(prefix="ngu-eval-", dir=shared) as scratch,
+        closing(WeightPublisher(Path(scratch) / "weights")) as publisher,
+    ):
         model_dir = Path(scratch) / "model"
         export_model_dir(model, tokenizer, model_dir)
         ids, batch = canary_batch(model)
         with torch.no_grad():
             logprobs, _ = completion_logprobs(model, batch, temperature=1.0)
-        publisher = WeightPublisher(Path(scratch) / "weights")
         notice = publisher.publish(model.state_dict(), 0, model_dir, ids.cpu().numpy(), logprobs.cpu().numpy())
         del model
         seed = xxhash.xxh3_64_intdigest(f"{config.seed}/{name}".encode()) >> 1

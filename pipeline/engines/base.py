@@ -27,12 +27,14 @@ class LoadReport(msgspec.Struct, frozen=True):
     """What a weight load did: seconds decoding stood still, and the canary's largest absolute logprob difference.
 
     Above `tolerance` the difference is more than rounding, and no token of these weights may leave the engine.
+    `canary_s`: how much of the stall went into the canary, where decoding waits for it.
     """
 
     policy_version: int
     stall_s: float
     canary_error: float
     tolerance: float = CANARY_TOLERANCE
+    canary_s: float = 0.0
 
     @property
     def is_right(self) -> bool:

@@ -15,7 +15,6 @@ from pipeline.engines.requests import Request, open_request, why_impossible
 from pipeline.errors import WeightError
 from pipeline.messages import FinishReason, Rollout, WeightsNotice, Work
 from pipeline.tokenization import PromptCodec
-from pipeline.weights import read_weights
 
 
 class Decoder(Protocol):
@@ -29,8 +28,10 @@ class Decoder(Protocol):
     max_tokens: int
     min_admit: int
 
-    def load(self, tensors: dict[str, Tensor]) -> None:
-        """Serve these weights from the next call on, keeping all rows; WeightError (and no change) if they misfit."""
+    def load(self, notice: WeightsNotice) -> None:
+        """Serve these weights from the next call on, keeping all rows; WeightError (and no change) if they are not what
+        was announced, or misfit.
+        """
         ...
 
     def score(self, ids: Tensor) -> Tensor:
@@ -100,12 +101,14 @@ class BatchingEngine:
         expected = torch.from_numpy(np.frombuffer(notice.canary_logprobs, dtype="<f4").copy())
         if not len(ids) - 1 == len(expected) > 0:
             raise WeightError(f"weights {notice.policy_version}: the canary needs one logprob a token after the first")
-        self._decoder.load(read_weights(notice))
+        self._decoder.load(notice)
         self._policy_version = notice.policy_version
+        loaded = time.perf_counter()
         difference = (self._decoder.score(ids.to(self._decoder.device)).cpu() - expected).abs()
         # A logprob that is not a number would pass every "error > tolerance" test.
         error = float(difference.nan_to_num(nan=math.inf).max())
-        return LoadReport(notice.policy_version, time.perf_counter() - start, error)
+        now = time.perf_counter()
+        return LoadReport(notice.policy_version, now - start, error, canary_s=now - loaded)
 
     @torch.inference_mode()
     def step(self) -> list[Rollout | Failure]:

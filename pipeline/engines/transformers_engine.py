@@ -15,6 +15,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from pipeline.errors import ConfigError, WeightError
+from pipeline.messages import WeightsNotice
+from pipeline.weights import read_weights
 
 
 class TransformersDecoder:
@@ -33,7 +35,8 @@ class TransformersDecoder:
             raise ConfigError(f"architecture {config.model_type!r} has no key-value cache; choose another model")
         self._waves: list[_Wave] = []
 
-    def load(self, tensors: dict[str, Tensor]) -> None:
+    def load(self, notice: WeightsNotice) -> None:
+        tensors = read_weights(notice)
         own = self._model.state_dict()
         for name, tensor in tensors.items():
             if name not in own or own[name].shape != tensor.shape:

@@ -10,6 +10,7 @@ import xxhash
 from pipeline.errors import WeightError
 from pipeline.messages import WeightsNotice
 from pipeline.remote.wire import PIECE_BYTES, Offer, Parcel, Piece
+from pipeline.weights import map_weights
 
 
 class Content:
@@ -38,7 +39,7 @@ class Parcels:
         """
         weights = self._known.get(notice.checksum)
         if weights is None:
-            weights = self._known[notice.checksum] = Content(_map(notice), notice.checksum)
+            weights = self._known[notice.checksum] = Content(map_weights(notice), notice.checksum)
         model = self._models.get(notice.model_dir)
         if model is None:
             model = self._models[notice.model_dir] = self._pack(Path(notice.model_dir))
@@ -65,14 +66,3 @@ def unpack_model(data: bytes, model_dir: Path) -> None:
         if Path(name).name != name:
             raise WeightError(f"the run sent a model file named {name!r}, which is no plain name")
         (model_dir / name).write_bytes(content)
-
-
-def _map(notice: WeightsNotice) -> mmap.mmap:
-    try:
-        with Path(notice.path).open("rb") as file:
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    except (OSError, ValueError) as e:
-        raise WeightError(f"{notice.path}: cannot read the weights: {e}") from None
-    if len(data) != notice.num_bytes or xxhash.xxh3_64_hexdigest(data) != notice.checksum:
-        raise WeightError(f"{notice.path}: its bytes are not those announced; publish the version again")
-    return data

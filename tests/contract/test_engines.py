@@ -1,6 +1,7 @@
 """One suite over every implementation of the `Engine` seam."""
 
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -132,6 +133,12 @@ def test_bad_weights_are_refused_and_the_old_ones_serve(real):
     os.truncate(torn.path, torn.num_bytes - 5)
     with pytest.raises(WeightError, match="announced"):
         real.engine.load_weights(torn)
+    altered = publish(real.publisher, tiny_model(real.model.config.model_type, seed=5), 2, real.model_dir)
+    altered_bytes = bytearray(Path(altered.path).read_bytes())
+    altered_bytes[-5] ^= 0x10
+    Path(altered.path).write_bytes(altered_bytes)
+    with pytest.raises(WeightError, match="checksum"):
+        real.engine.load_weights(altered)
     other = tiny_model("qwen3" if real.model.config.model_type != "qwen3" else "llama", seed=1)
     with pytest.raises(WeightError, match="tensor"):
         real.engine.load_weights(publish(real.publisher, other, 2, real.model_dir))

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bench.suite import transport
+from bench.suite import engine, learner, transport, weights
 from bench.suite.base import Row
 from bench.suite.engine import EngineBench
 from bench.suite.learner import LearnerBench
@@ -12,6 +12,15 @@ from bench.suite.weights import WeightsBench
 pytestmark = pytest.mark.timeout(280)  # children import libraries, and the machine may be busy
 
 
+@pytest.fixture(autouse=True)
+def no_peers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether they are installed or not: they would take a minute to start."""
+    for module in (engine, weights):
+        monkeypatch.setattr(module, "start_sglang", lambda model_dir, slots, say: say("SGLang: not here"))
+    for module in (learner, transport):
+        monkeypatch.setattr(module, "find_python", lambda *packages: None)
+
+
 def named(rows: list[Row]) -> dict[str, Row]:
     found = {row.what: row for row in rows}
     assert len(found) == len(rows), "every figure has a name of its own"
@@ -19,8 +28,7 @@ def named(rows: list[Row]) -> dict[str, Row]:
     return found
 
 
-def test_transport_measures_every_side_and_names_those_that_are_not_there(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(transport, "find_python", lambda *packages: None)
+def test_transport_measures_every_side_and_names_those_that_are_not_there():
     said: list[str] = []
     rows = named(TransportBench(tokens=(64, 2048), seconds=0.05, repeats=1).run(said.append))
     assert [line.partition(":")[0] for line in said] == [transport.REDIS, transport.RAY]
@@ -37,14 +45,19 @@ def test_transport_measures_every_side_and_names_those_that_are_not_there(monkey
 
 
 def test_weights_are_timed_by_transfer_and_nothing_is_lost():
-    rows = named(WeightsBench(large_mb=3, repeats=2).run(print))
+    said: list[str] = []
+    rows = named(WeightsBench(large_mb=3, repeats=2).run(said.append))
+    assert said == ["SGLang: not here"] * 2
     lost = [row for what, row in rows.items() if "lost" in what]
     assert len(lost) == 2 and all(row.median == 0 and row.outcome == "met" for row in lost)
     small, large = (what.partition(",")[0] for what in rows if what.endswith("memcpy") and "against" not in what)
     for at in (small, large):
         for name in ("shared memory", "disk"):
-            parts = [rows[f"{at}, {name}: {part}"] for part in ("publish", "engine stalls", "publish to loaded")]
-            assert all(0 < part.median < parts[2].high for part in parts[:2])
+            publish, loaded, canary, stall = (
+                rows[f"{at}, {name}: {part}"] for part in ("publish", "publish to loaded", "canary", "engine stalls")
+            )
+            assert 0 < publish.median < loaded.high and 0 < canary.median < stall.high
+            assert stall.median < loaded.high + canary.high
     assert rows[f"{small}, shared memory: publish to loaded, against memcpy"].outcome is None, "few bytes: no target"
     assert rows[f"{large}, shared memory: publish to loaded, against memcpy"].at_most == 3
 
@@ -57,7 +70,13 @@ def test_engine_and_learner_give_a_figure_for_every_side():
     best = [what for what in rows if what.startswith("3 tokens, generate")]
     assert {what.split(", ")[2] for what in best} == {"dynamic cache", "static cache"}
     assert rows["3 tokens, embedded, 64 slots, of that bound"].median < 1, "no engine is faster than its bound"
-    rows = named(LearnerBench(rollouts=16, repeats=1, micro_batch_tokens=(256,)).run(said.append))
-    padded, sorted_ = rows["one padded batch"], rows["micro-batches of 256 tokens"]
-    speedup = rows["micro-batches of 256 tokens, against one padded batch"]
+    bounds = [row.median for what, row in rows.items() if "bound at 64 slots" in what]
+    assert len(bounds) == 2 and min(bounds) > 0
+    assert said[0] == "SGLang: not here"
+    said.clear()
+    rows = named(LearnerBench(rollouts=16, repeats=1, micro_batch_tokens=()).run(said.append))
+    assert [line.partition(":")[0] for line in said] == ["TRL"]
+    padded, sorted_ = rows["one padded batch"], rows["micro-batches of 2048 tokens"]
+    assert all(rows[f"{kind}: peak memory"].median > 1 for kind in ("one padded batch", "micro-batches of 2048 tokens"))
+    speedup = rows["micro-batches of 2048 tokens, against one padded batch"]
     assert speedup.median == pytest.approx(sorted_.median / padded.median)

@@ -40,8 +40,9 @@ def make(directory, decoder_class, kind: str, slots: int, has_eos: bool = True):
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama", "gpt2", "mistral"])
-def test_weights_change_in_flight_and_every_logprob_is_of_its_own_version(tmp_path, kind):
+def test_weights_change_in_flight_and_every_logprob_is_of_its_own_version(tmp_path, kind, monkeypatch):
     """Random arrivals, cancellations and loads; each rollout is recomputed under its versions, over one kept cache."""
+    monkeypatch.setattr("pipeline.weights.PIECE_BYTES", 1 << 10)  # so that a tensor comes in several parts
     decoder = TransformersDecoder if kind in ("gpt2", "mistral") else EmbeddedDecoder
     engine, publisher, model_dir = make(tmp_path, decoder, kind, slots=5, has_eos=False)
     versions = {v: tiny_model(kind, seed=v) for v in range(4)}

@@ -19,7 +19,8 @@ from pipeline.engines.sglang.server import AttachedServer
 from pipeline.errors import EngineError, WeightError
 from pipeline.messages import Interruption, Rollout
 from pipeline.tokenization import PromptCodec
-from pipeline.weights import TensorEntry, WeightPublisher
+from pipeline.weights import WeightPublisher
+from pipeline.weights_layout import TensorEntry
 
 torch.set_num_threads(1)
 

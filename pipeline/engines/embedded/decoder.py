@@ -13,7 +13,9 @@ from torch.nn import functional
 
 from pipeline.engines.embedded.cache import KVCache
 from pipeline.engines.embedded.shape import ModelShape
-from pipeline.engines.embedded.weights import Layer, Weights, build_weights, rotations
+from pipeline.engines.embedded.weights import Layer, Weights, rotations
+from pipeline.messages import WeightsNotice
+from pipeline.weights import WeightsReader
 
 # Attention reads the cache up to a multiple of this, so that matrix sizes repeat and rows stay aligned.
 _BLOCK = 16
@@ -38,9 +40,17 @@ class EmbeddedDecoder:
         # What each row's cache begins with, or None where that was computed under earlier weights.
         self._prefixes: list[tuple[int, ...] | None] = []
         self._weights: Weights | None = None
+        self._spare: Weights | None = None
+        self._reader = WeightsReader()
 
-    def load(self, tensors: dict[str, Tensor]) -> None:
-        self._weights = build_weights(tensors, self.shape, self.device)
+    def load(self, notice: WeightsNotice) -> None:
+        """Twice the weights' memory, for good: a version is checked only when it has been copied, and the one that
+        serves must be whole until then.
+        """
+        spare = self._spare = self._spare or Weights(self.shape, self.device)
+        with self._reader.open(notice) as weights:
+            spare.load(weights)
+        self._weights, self._spare = spare, self._weights
         self._prefixes = [None] * len(self._prefixes)
 
     def score(self, ids: Tensor) -> Tensor:
@@ -170,7 +180,7 @@ class EmbeddedDecoder:
 
     def _logits(self, x: Tensor) -> Tensor:
         assert self._weights is not None
-        return self._norm(x, self._weights.norm) @ self._weights.head
+        return functional.linear(self._norm(x, self._weights.norm), self._weights.head)
 
     def _rotation(self, num_positions: int) -> Tensor:
         if len(self._rotations) < num_positions:

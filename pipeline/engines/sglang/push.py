@@ -18,7 +18,8 @@ from pipeline.engines.sglang.capabilities import Capabilities
 from pipeline.engines.sglang.client import Client
 from pipeline.errors import EngineError
 from pipeline.messages import WeightsNotice
-from pipeline.weights import TensorEntry, open_weights
+from pipeline.weights import open_weights
+from pipeline.weights_layout import TensorEntry
 
 T = TypeVar("T")
 PushKind = Literal["gloo", "nccl", "disk"]
