@@ -154,7 +154,7 @@ class _File:
         self._map[:position] = header
         place = np.frombuffer(self._map, dtype=np.uint8)
         for piece in pieces(tensors):
-            digest.update(piece.numpy())
+            digest.update(piece.numpy().data)
             torch_view(place[position : position + piece.nbytes]).copy_(piece)
             position += piece.nbytes
         with contextlib.suppress(OSError):  # a file system without locks
@@ -185,7 +185,7 @@ def weights_checksum(state_dict: "Mapping[str, Tensor]") -> str:
     header, tensors = file_parts(state_dict)
     digest = xxhash.xxh3_64(header)
     for piece in pieces(tensors):
-        digest.update(piece.numpy())
+        digest.update(piece.numpy().data)
     return digest.hexdigest()
 
 
@@ -265,7 +265,7 @@ class WeightsStream:
 
     def _take(self, count: int) -> np.ndarray:
         taken = self._bytes[self._position : self._position + count]
-        self._digest.update(taken)
+        self._digest.update(taken.data)
         self._position += count
         return taken
 

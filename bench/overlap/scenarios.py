@@ -8,8 +8,8 @@ From the text of that paper, whose versions differ, and not looked up again: 48 
 each; completions have 1 to 2 thousand tokens in the mean and 8,192 at most.
 
 Assumed: the other shares of `bench.planner.hardware`, prompts of 200 tokens, groups of 8, log-normal lengths. With
-these a GPU makes 81 times as many tokens a second with 128 rows as with one, and 118 times with 256: the paper's grow
-nearly linearly to 128 rows, and hardly from 256 on.
+these a GPU makes about 80 times as many tokens a second with 128 rows as with one, and 120 times with 256: the paper's
+grow nearly linearly to 128 rows, and hardly from 256 on.
 """
 
 from bench.planner.hardware import Rates, data_sheet_rates

@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
 from bench.scaling.figures import COLOURS, style
 from bench.suite.base import Row
@@ -62,7 +63,7 @@ def number(value: float) -> str:
 
 
 def _with_unit(value: float, unit: str) -> str:
-    return f"{number(value)}{'' if unit == '%' else ' '}{unit}" if unit != "x" else f"{number(value)}x"
+    return f"{number(value)}{'' if unit in ('%', 'x', '') else ' '}{unit}"
 
 
 def _target(row: Row) -> str:
@@ -157,6 +158,9 @@ def _panel(axes: Axes, name: str, drawn: Sequence[str], results: Sequence[Result
     style(axes, f"{name}: {runs}", "times its target: right of the line is better" if aimed else "ratio", "")
     axes.axvline(1.0, color="black", linewidth=0.8, linestyle=":")
     axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_yticks(range(len(drawn)), drawn, fontsize=6.5)
     axes.set_ylim(len(drawn) - 0.5, -0.5)
 

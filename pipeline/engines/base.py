@@ -27,7 +27,7 @@ class LoadReport(msgspec.Struct, frozen=True):
     """What a weight load did: seconds decoding stood still, and the canary's largest absolute logprob difference.
 
     Above `tolerance` the difference is more than rounding, and no token of these weights may leave the engine.
-    `canary_s`: how much of the stall went into the canary, where decoding waits for it.
+    `canary_s`: what the canary took, which is part of the stall where decoding waits for it.
     """
 
     policy_version: int

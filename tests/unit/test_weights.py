@@ -50,7 +50,7 @@ def streamed(notice, multiple=1, reader=READER):
     return {name: torch.cat(parts).view(shapes[name]) for name, parts in found.items()}
 
 
-@pytest.mark.parametrize("piece_bytes", [8, 24, 1 << 18])
+@pytest.mark.parametrize("piece_bytes", [8, 24, 1 << 20])
 def test_what_was_published_is_read_back(publisher, monkeypatch, piece_bytes):
     for module in ("pipeline.weights", "pipeline.weights_layout"):
         monkeypatch.setattr(f"{module}.PIECE_BYTES", piece_bytes)

@@ -131,9 +131,10 @@ class Connection:
                 f"{self._server.url} did not finish a weight update within {self._config.hang_s:g} s (engines.hang_s)"
             ) from None
         self.phases.count += 1
-        self.phases.canary_s += time.perf_counter() - start - stall_s
+        canary_s = time.perf_counter() - start - stall_s
+        self.phases.canary_s += canary_s
         tolerance = CANARY_TOLERANCE if self.capabilities.is_float32 else BFLOAT16_TOLERANCE
-        return LoadReport(weights.notice.policy_version, stall_s, error, tolerance)
+        return LoadReport(weights.notice.policy_version, stall_s, error, tolerance, canary_s)
 
     async def _push_paused(self, pusher: Pusher, weights: WeightsFile) -> None:
         times = [time.perf_counter()]
