@@ -141,7 +141,7 @@ def arguments(settings: Settings, config: Config, directory: Path) -> GRPOConfig
         beta=0.0,
         loss_type="dapo",
         use_cpu=True,
-        ddp_backend="gloo",
+        ddp_backend="gloo" if settings.processes > 1 else None,
         bf16=False,
         gradient_checkpointing=False,
         dataloader_pin_memory=False,
