@@ -1,6 +1,7 @@
 """A version's weights in the layout that decoding wants: few, large matrices, in the orientation that they come in.
 
-Transposed ones would be multiplied no faster by batches of rows, and cost ten times the copy at every load.
+Transposed ones would be no faster with 64 rows or more (with a few they would), and cost ten times the copy at every
+load.
 
 Query and key dimensions are reordered so that the two halves a rotary embedding turns together are neighbours, which
 makes the rotation one complex multiplication. Attention is blind to it: queries and keys are reordered alike.
