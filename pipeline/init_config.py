@@ -142,5 +142,5 @@ def _literal(value: Any) -> str:
 
 def _comment(docstring: str) -> Iterator[str]:
     for paragraph in textwrap.dedent(docstring.strip()).split("\n\n"):
-        for line in textwrap.wrap(" ".join(paragraph.split()), WIDTH - 2):
+        for line in textwrap.wrap(" ".join(paragraph.split()), WIDTH - 2, break_on_hyphens=False):
             yield f"# {line}"
