@@ -178,6 +178,8 @@ class Ledger:
 
     def _write_verdicts(self) -> None:
         """Of attempts that are open: of those judged before it a checkpoint repeats nothing."""
+        if not self._verdicts:
+            return
         rows = [(*verdict, attempt_id) for attempt_id, verdict in self._verdicts.items()]
         self._verdicts.clear()
         self._db.execute("BEGIN")

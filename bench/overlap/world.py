@@ -115,7 +115,7 @@ class World:
         self.coordinator = Coordinator(run_dir, config, self, task, sampler, self._ledger, sink, clock)
         self.coordinator.recover(None)
         self._hello("learner", "learner", 1)
-        self._hello("verifier", "verifier", 1 << 20)
+        self._hello("verifier", "verifier", 1 << 16)
         for name in names:
             self._hello("engine", name, split.slots)
         self._inbox.append(("learner", StepDone(0, _notice(0), {})))

@@ -30,7 +30,11 @@ def test_memory_that_messages_have_used_is_used_again_without_page_faults():
 
 
 def test_a_loop_that_makes_many_objects_is_not_searched_for_cycles_each_time():
-    usual, frozen = gc.get_threshold(), gc.get_freeze_count()
-    with few_collections():
-        assert gc.get_threshold()[0] > 10 * usual[0] and gc.get_freeze_count() > frozen
-    assert (gc.get_threshold(), gc.get_freeze_count()) == (usual, 0)
+    before, usual = gc.get_threshold(), (700, 10, 10)
+    gc.set_threshold(*usual)  # whatever a library has set
+    try:
+        with few_collections():
+            assert gc.get_threshold()[0] > 10 * usual[0] and gc.get_freeze_count() > 0
+        assert (gc.get_threshold(), gc.get_freeze_count()) == (usual, 0)
+    finally:
+        gc.set_threshold(*before)
