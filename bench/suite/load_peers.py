@@ -79,7 +79,8 @@ class Peers:
         self._ready: deque[tuple[str, Work]] = deque()
         self._given_back: dict[str, deque[float]] = {f"engine-{i}": deque() for i in range(load.workers)}
         self._times: deque[float] = deque(maxlen=MAX_TIMES)
-        self._version = 0
+        self._version = 0  # the learner's
+        self._serving = dict.fromkeys(self._given_back, 0)
         self._coin = random.Random(0)
         self._ids, self._logprobs = pack_ids([7] * load.num_tokens), pack_logprobs([-1.0] * load.num_tokens)
         self._text = "abc" * load.num_tokens
@@ -143,7 +144,7 @@ class Peers:
             b"\1\0\0\0",
             self._ids,
             self._logprobs,
-            (VersionSpan(0, self._version),),
+            (VersionSpan(0, self._serving[name]),),
             "stop",
             self._text,
             name,
@@ -161,6 +162,7 @@ class Peers:
             case VerifyJobs():
                 self._send(name, Judgements(tuple(Judgement(j.attempt_id, self._verdict()) for j in message.jobs)))
             case NewWeights():
+                self._serving[name] = message.notice.policy_version
                 self._send(name, WeightsLoaded(message.notice.policy_version, 0.0, 0.0, 0))
             case Batch():
                 self._version += 1
