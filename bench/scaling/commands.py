@@ -148,7 +148,8 @@ def n(fit_file: Path, /, *, budget: float, base_lr: float = 1e-6, as_json: Json 
         return 0
     star = found.n_star
     print(f"n*({budget:g}) = {star.value:.1f} [{star.low:.1f}, {star.high:.1f}]")
-    print(f"n = {found.n}  b_problem = {found.b_problem}  steps = {found.num_steps}  lr = {found.lr:.3g}")
+    lr = f"{found.lr:.3g} (from {base_lr:g} for 1,024 rollouts a batch: --base-lr)"
+    print(f"n = {found.n}  b_problem = {found.b_problem}  steps = {found.num_steps}  lr = {lr}")
     print(f"ngu train {' '.join(found.settings)}")
     print(f"or, with n growing as the budget is spent: {' '.join(found.growing)}")
     for line in found.says:
