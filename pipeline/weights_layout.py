@@ -57,7 +57,8 @@ class _Place(msgspec.Struct):
     data_offsets: tuple[int, int]
 
 
-_decode = msgspec.json.Decoder(dict[str, _Place]).decode
+_decode = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_decode_place = msgspec.json.Decoder(_Place).decode
 
 
 def file_parts(state_dict: "Mapping[str, Tensor]") -> "tuple[bytes, list[Tensor]]":
@@ -95,7 +96,11 @@ def read_entries(header: bytes | memoryview, num_bytes: int) -> list[TensorEntry
     """
     position = LENGTH_BYTES + len(header)
     try:
-        places = sorted(_decode(header).items(), key=lambda item: item[1].data_offsets)
+        found = _decode(header)
+        found.pop("__metadata__", None)  # other writers' word on their file
+        places = sorted(
+            ((name, _decode_place(place)) for name, place in found.items()), key=lambda item: item[1].data_offsets
+        )
     except msgspec.MsgspecError as e:
         raise ValueError(str(e)) from None
     start, entries = position, []

@@ -92,13 +92,14 @@ def test_commands_act_on_a_running_daemon_and_are_recorded(daemon):
 
 
 def test_a_rank_of_the_learner_that_dies_costs_a_restart_and_nothing_else(daemon):
-    run = daemon("max_rollouts=20000", "max_steps=8", "learner.num_processes=2", "daemon.checkpoint_every_steps=2")
-    run.wait_for_step(3)
+    run = daemon("max_rollouts=20000", "max_steps=12", "learner.num_processes=2", "daemon.checkpoint_every_steps=2")
+    run.wait_for_step(1)
     assert rundir.read_status(run.dir)["learner"]["ranks"] == 2
-    assert "learner: 2 ranks" in ngu("status", str(run.dir)).stdout
+    assert "learner: 2 ranks" in ngu("status", str(run.dir)).stdout  # takes as long as some steps
+    run.wait_for_step(3)
     (rank,) = run.pids("--rank 1")
     os.kill(rank, signal.SIGKILL)
-    run.assert_ended_well(8)
+    run.assert_ended_well(12)
     assert "starting again from the last checkpoint" in (run.dir / "logs" / "daemon.log").read_text()
 
 

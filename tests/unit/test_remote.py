@@ -164,6 +164,7 @@ def test_a_worker_gets_config_weights_and_work_and_gives_back_what_it_holds(gate
     until(lambda: gateway.stats["workers"] == 0, "the end of the session")
     again = joined(gateway)
     assert again._hello.name == "remote0"
+    until(lambda: len(gateway.engines()) == 2, "its Hello, before which there is nobody to send to")
     gateway.coordinator.send("remote0", Stop())
     take(again, Stop)
     again.close()

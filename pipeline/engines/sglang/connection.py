@@ -126,6 +126,7 @@ class Connection:
                 await self._push_paused(pusher, weights)
                 stall_s = time.perf_counter() - start
                 error = await self._canary_error(canary_ids, canary_logprobs, weights.notice.policy_version)
+            self._server.settle()  # some shared memory is made with the first work
         except TimeoutError:
             raise EngineError(
                 f"{self._server.url} did not finish a weight update within {self._config.hang_s:g} s (engines.hang_s)"
