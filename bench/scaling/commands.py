@@ -138,7 +138,7 @@ def n(fit_file: Path, /, *, budget: float, base_lr: float = 1e-6, as_json: Json 
     base_lr:
         The learning rate for 1,024 rollouts per batch; it grows with the square root of the batch.
     """
-    from bench.scaling.plan import load_fit, make_plan
+    from bench.scaling.plan import REFERENCE_BATCH, load_fit, make_plan
 
     if not (budget > 0 and base_lr > 0):
         raise ConfigError("--budget and --base-lr must be above 0")
@@ -148,7 +148,7 @@ def n(fit_file: Path, /, *, budget: float, base_lr: float = 1e-6, as_json: Json 
         return 0
     star = found.n_star
     print(f"n*({budget:g}) = {star.value:.1f} [{star.low:.1f}, {star.high:.1f}]")
-    lr = f"{found.lr:.3g} (from {base_lr:g} for 1,024 rollouts a batch: --base-lr)"
+    lr = f"{found.lr:.3g} (from {base_lr:g} for {REFERENCE_BATCH:,} rollouts a batch: --base-lr)"
     print(f"n = {found.n}  b_problem = {found.b_problem}  steps = {found.num_steps}  lr = {lr}")
     print(f"ngu train {' '.join(found.settings)}")
     print(f"or, with n growing as the budget is spent: {' '.join(found.growing)}")

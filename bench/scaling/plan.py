@@ -14,7 +14,6 @@ from pipeline.learner_config import LearnerConfig
 
 # The learning rate that a plan starts from is that of this many rollouts per optimizer step (IsoCompute).
 REFERENCE_BATCH = 1024
-BASE_LR = 1e-6
 # Problems per batch are taken from what won within this factor of the budget.
 NEAR = 4.0
 

@@ -5,7 +5,7 @@ from bench.suite.coordinator import CoordinatorBench
 from bench.suite.ledger import LedgerBench
 
 
-def test_a_coordinator_is_measured_under_real_peers(monkeypatch):
+def test_a_coordinator_is_measured_under_real_peers(monkeypatch, capsys):
     monkeypatch.setattr(coordinator, "IN_FLIGHT", {64: 64})
     rows = CoordinatorBench(workers=(4,), tokens=(64,), paced_per_s=300, blocks=2, block_s=0.3).run(print)
     found = {(row.what, row.unit): row for row in rows}
@@ -16,6 +16,7 @@ def test_a_coordinator_is_measured_under_real_peers(monkeypatch):
     assert 0 < found[paced, "attempts/s"].median < 400
     assert 0 < found[paced, "of a core"].median <= 1 and found[paced, "of a core"].at_most == 0.35
     assert found[f"{paced}, round trip p50", "s"].median <= found[f"{paced}, round trip p99", "s"].median < 10
+    assert "refused" not in capsys.readouterr().err, "a load that is refused measures nothing"
 
 
 def test_the_ledger_is_measured_by_rows_a_transaction_and_at_a_rate():

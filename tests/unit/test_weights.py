@@ -5,8 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
+import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save
@@ -48,6 +50,19 @@ def streamed(notice, multiple=1, reader=READER):
             assert row == sum(map(len, before)) and row % multiple == 0
             before.append(rows.clone())
     return {name: torch.cat(parts).view(shapes[name]) for name, parts in found.items()}
+
+
+def test_a_file_that_another_writer_has_described_is_read(publisher):
+    notice = publish(publisher)
+    data = save(load_file(notice.path), metadata={"format": "pt"})
+    path = Path(notice.path).with_name("described")
+    path.write_bytes(data)
+    checksum = xxhash.xxh3_64_hexdigest(data)
+    described = msgspec.structs.replace(notice, path=str(path), checksum=checksum, num_bytes=len(data))
+    for tensors in (read_weights(described), streamed(described)):
+        for name, tensor in tensors.items():
+            assert torch.equal(tensor, STATE[name])
+    path.unlink()
 
 
 @pytest.mark.parametrize("piece_bytes", [8, 24, 1 << 20])
