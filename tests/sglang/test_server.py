@@ -2,7 +2,6 @@
 
 import os
 import signal
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +9,7 @@ from sglang_bench import SGLangBench, own_logprobs, servers_of
 from tiny_models import save_model_dir, tiny_model, work
 
 from pipeline.config import EnginesConfig
+from pipeline.engines.sglang.server import shared_memory_of
 from pipeline.errors import EngineError
 
 # One process of pytest-xdist for all tests of the real server; it starts within half a minute on a quiet machine.
@@ -43,10 +43,11 @@ def check_rollouts(bench: SGLangBench, version: int) -> None:
 
 
 def test_a_killed_server_is_started_again_and_leaves_nothing_behind(owned, tmp_path):
-    before = set(Path("/dev/shm").glob("sglang_*"))
     check_rollouts(owned, 0)
     owned.engine.submit([work(i, "ab", max_new_tokens=100) for i in range(8)])
     (pid,) = servers_of(owned.model_dir)
+    segments = shared_memory_of(pid)
+    assert segments
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(EngineError, match="killed by signal 9") as raised:
         while True:
@@ -54,7 +55,9 @@ def test_a_killed_server_is_started_again_and_leaves_nothing_behind(owned, tmp_p
     assert raised.value.retryable
     assert owned.engine.num_in_flight == 0
     check_rollouts(owned, 1)
+    (pid,) = servers_of(owned.model_dir)
+    segments |= shared_memory_of(pid)
     owned.engine.close()
     assert servers_of(owned.model_dir) == []
-    assert set(Path("/dev/shm").glob("sglang_*")) <= before
+    assert not any(segment.exists() for segment in segments)  # other tests have servers too
     assert (tmp_path / "logs" / "engine-0-server.log").stat().st_size
