@@ -51,8 +51,8 @@ class Rates(msgspec.Struct, frozen=True):
     """Seconds. A decode step of H rows takes `decode_step_s + H * decode_row_s`; an optimizer step takes
     `train_step_s` and, on one device, `train_token_s` for each token of a completion, its share of the prompt included;
     an update takes `publish_s` of the learner's time and `load_s` of every engine's. `host_rollout_s`: processor time
-    of coordinator and verifier a rollout, which matters where they share cores with the rest. `source` says where the
-    figures are from.
+    of coordinator and verifier a rollout, which matters where they share cores with the rest. `prefill_s`: of an engine
+    for each prompt that it reads; next to nothing on a GPU. `source` says where the figures are from.
     """
 
     decode_step_s: float
@@ -64,6 +64,7 @@ class Rates(msgspec.Struct, frozen=True):
     source: str
     host_rollout_s: float = 0.0
     shares_cores: bool = False
+    prefill_s: float = 0.0
 
     def decode_s(self, rows: float) -> float:
         return self.decode_step_s + rows * self.decode_row_s

@@ -1,4 +1,4 @@
-"""A short measurement of this machine: a decode step by rows, a training step by tokens, an update.
+"""A short measurement of this machine: a decode step by rows and prompts, a training step by tokens, an update.
 
 Engine and learner are measured in two processes at the same time, because that is how a run has them: cores share
 caches and memory. Processor time counts on a CPU, so that others on the machine take none of it; the clock on a GPU.
@@ -14,6 +14,7 @@ from statistics import median
 
 import numpy as np
 from msgspec.structs import replace
+from scipy.optimize import nnls
 
 from bench.planner.hardware import Rates
 from pipeline.config import Config
@@ -22,9 +23,10 @@ from pipeline.messages import Rollout, SamplingParams, VerifyJob, Work
 from pipeline.tasks.registry import make_task
 from samplers.base import Problem
 
-ROWS_SHARES = (1.0, 0.25)  # of the slots: two points for a line
+ROWS_SHARES = (1.0, 0.25) * 4  # of the slots: two points for a line, in turn, since a core is faster now and then
 GROUPS_SHARES = (1.0, 0.25)  # of a batch
 WARM_UP = 0.3
+ROUND = 8  # rollouts that a coordinator hands out together, so that an engine reads their prompts in one go
 
 
 def measure_rates(config: Config, seconds: float) -> Rates:
@@ -34,13 +36,13 @@ def measure_rates(config: Config, seconds: float) -> Rates:
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(2, mp_context=spawn) as pool:
         engine, learner = pool.submit(_engine_rates, config, seconds), pool.submit(_learner_rates, config, seconds)
-        (step_s, row_s, host_s), (train_step_s, token_s, publish_s, load_s) = engine.result(), learner.result()
+        (step_s, row_s, prefill_s, host_s), learner_rates = engine.result(), learner.result()
     import torch
 
     on_gpu = torch.cuda.is_available()
     where = torch.cuda.get_device_name() if on_gpu else "CPU, processor time"
-    rates = (step_s, row_s, train_step_s, token_s, publish_s, load_s)
-    return Rates(*rates, f"measured on this machine: {where}", host_s, shares_cores=not on_gpu)
+    source = f"measured on this machine: {where}"
+    return Rates(step_s, row_s, *learner_rates, source, host_s, shares_cores=not on_gpu, prefill_s=prefill_s)
 
 
 def _clock() -> Callable[[], float]:
@@ -57,36 +59,46 @@ def line(x: list[float], y: list[float]) -> tuple[float, float]:
     return max(y[0] - slope * x[0], 0.0), slope
 
 
-def _engine_rates(config: Config, seconds: float) -> tuple[float, float, float]:
-    """Seconds of a decode step with no rows, of a row, and of judging a rollout."""
+def step_rates(rows: list[int], read: list[int], seconds: list[float]) -> tuple[float, float, float]:
+    """Least squares over decode steps: seconds of a step, of a row in it, of a prompt read in it; none is below 0."""
+    inputs = np.stack([np.ones(len(rows)), rows, read], axis=1)
+    step_s, row_s, prefill_s = nnls(inputs, np.array(seconds))[0]
+    return float(step_s), float(row_s), float(prefill_s)
+
+
+def _engine_rates(config: Config, seconds: float) -> tuple[float, float, float, float]:
+    """Seconds of a decode step with no rows, of a row, of a prompt that is read, and of judging a rollout."""
     from learner.evaluation.generate import ready_engine
 
     engine, task, clock = ready_engine(config, config.model.path, "plan"), make_task(config.task, config.seed), _clock()
     sampling = SamplingParams(config.sampling.temperature, config.sampling.max_new_tokens)
-    next_id, found = 0, []
+    next_id = 0
+    rows: list[int] = []
+    read: list[int] = []
+    taken: list[float] = []
     answers: list[tuple[Problem, Rollout]] = []
     problems: dict[int, Problem] = {}
     for share in ROWS_SHARES:
-        rows = max(1, round(share * config.engines.slots))
-        begun, steps, row_steps = clock(), 0, 0
-        warm_s = begun + WARM_UP * seconds / len(ROWS_SHARES)  # rows that start together say little of a full engine
-        ends_s = begun + seconds / len(ROWS_SHARES)
-        while clock() < ends_s or steps < 2:
-            while engine.num_in_flight < rows:
+        slots = max(1, round(share * config.engines.slots))
+        warm_s = clock() + WARM_UP * seconds / len(ROWS_SHARES)  # rows that start together say little of a full engine
+        ends_s = clock() + seconds / len(ROWS_SHARES)
+        while clock() < ends_s:
+            first_id, is_refilled = next_id, engine.num_in_flight <= max(0, slots - ROUND)
+            while is_refilled and engine.num_in_flight < slots:
                 problems[next_id] = task.next_problem()
                 engine.submit([Work(next_id, next_id, 0, problems[next_id], sampling)])
                 next_id += 1
-            if clock() < warm_s:
-                begun, steps, row_steps = clock(), 0, 0
-            row_steps, steps = row_steps + engine.num_in_flight, steps + 1
+            num_rows, begun = engine.num_in_flight, clock()
             ended = [r for r in engine.step() if isinstance(r, Rollout)]
+            if begun > warm_s:
+                rows.append(num_rows)
+                read.append(next_id - first_id)
+                taken.append(clock() - begun)
             answers += [(problems.pop(r.attempt_id), r) for r in ended]
-        found.append((row_steps / steps, (clock() - begun) / steps))
         engine.cancel(list(problems))
         problems.clear()
     engine.close()
-    rows_of, seconds_of = zip(*found, strict=True)
-    return *line(list(rows_of), list(seconds_of)), _judging_s(config, answers)
+    return *step_rates(rows, read, taken), _judging_s(config, answers)
 
 
 def _judging_s(config: Config, answers: list[tuple[Problem, Rollout]]) -> float:

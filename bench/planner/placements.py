@@ -59,7 +59,7 @@ def drain_s(lengths: Sequence[float] | np.ndarray, slots: int, rates: Rates) -> 
     waiting = iter(lengths)
     running = list(islice(waiting, slots))
     heapq.heapify(running)
-    progress = time_s = 0.0
+    progress, time_s = 0.0, len(lengths) * rates.prefill_s
     while running:
         end = running[0]
         time_s += (end - progress) * rates.decode_s(len(running))
@@ -121,7 +121,8 @@ def _in_flight(job: Job, split: Split, rates: Rates) -> Period:
     running, stretch = float(split.engines * split.slots), 1.0
     row_s = generates_s = held_s = period_s = 0.0
     for _ in range(PASSES):
-        decode_s = rates.decode_s(running / split.engines)
+        rows = running / split.engines
+        decode_s = rates.decode_s(rows) + rows * rates.prefill_s / job.lengths.mean  # each row is followed by another
         row_s = stretch * decode_s  # engines stand still while they load
         generates_s = job.step_tokens / running * decode_s + rates.load_s
         held_s = (_round_tokens(job, running) * row_s + learns_s) / (split.max_lag + 0.5)

@@ -64,12 +64,12 @@ def test_weights_are_timed_by_transfer_and_nothing_is_lost():
 
 def test_engine_and_learner_give_a_figure_for_every_side():
     said: list[str] = []
-    rows = named(EngineBench(slots=(64,), lengths=(3,), batches=(2, 4), repeats=1).run(said.append))
-    kinds = {what.removeprefix("3 tokens, ").partition(",")[0] for what in rows}
+    rows = named(EngineBench(slots=(64,), lengths=(72,), batches=(2, 4), repeats=1).run(said.append))
+    kinds = {what.removeprefix("72 tokens, ").partition(",")[0] for what in rows}
     assert {"embedded", "transformers engine", "generate"} < kinds
-    best = [what for what in rows if what.startswith("3 tokens, generate")]
+    best = [what for what in rows if what.startswith("72 tokens, generate")]
     assert {what.split(", ")[2] for what in best} == {"dynamic cache", "static cache"}
-    assert rows["3 tokens, embedded, 64 slots, of that bound"].median < 1, "no engine is faster than its bound"
+    assert rows["72 tokens, embedded, 64 slots, of that bound"].median < 1, "no engine is faster than its bound"
     bounds = [row.median for what, row in rows.items() if "bound at 64 slots" in what]
     assert len(bounds) == 2 and min(bounds) > 0
     assert said[0] == "SGLang: not here"
