@@ -55,6 +55,7 @@ def publish(run_dir: Path, partial: Path, snapshot: Snapshot) -> Path:
     if final.exists():  # the last periodic checkpoint and the closing one can fall on the same step
         shutil.rmtree(final)
     partial.rename(final)
+    remove_unfinished(run_dir)  # by a learner that died
     sync(final.parent)
     for old in _complete(run_dir)[:-NUM_KEPT]:
         shutil.rmtree(old)
@@ -81,14 +82,14 @@ def latest(run_dir: Path) -> Path | None:
         try:
             verify_manifest(path)
             load(path)
-        except NguError:
+        except (NguError, OSError):  # torn; or replaced while it was read, by a coordinator that goes on
             continue
         return path
     return None
 
 
 def remove_unfinished(run_dir: Path) -> None:
-    """Delete what a crash left half written; only while no process of the run lives."""
+    """Delete what a crash left half written; only while no learner writes."""
     for partial in (run_dir / "checkpoints").glob(".step_*.partial"):
         shutil.rmtree(partial)
 

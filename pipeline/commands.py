@@ -270,6 +270,8 @@ def _status_lines(progress: Progress) -> list[str]:
         lines.append("errors: " + ", ".join(f"{name.removeprefix('error/')} {n}" for name, n in errors.items()))
     if learner := s.get("learner"):
         lines.append(f"learner: {learner['ranks']:.0f} ranks, up in {learner['startup_s']:.1f} s")
+    if behind := s.get("catching_up"):
+        lines.append(f"learner: started again, catching up: step {behind['at']} of {behind['to']}")
     if gateway := s.get("gateway"):
         counts = ", ".join(f"{name.replace('_', ' ')} {n:.0f}" for name, n in gateway.items())
         lines.append(f"gateway at {s['peers']['gateway']['host']}: {counts}")

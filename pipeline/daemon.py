@@ -1,8 +1,9 @@
 """The supervisor: starts the roles of a run by argv, restarts what dies, and leaves nothing behind.
 
-An engine or a verifier is replaced alone. The coordinator and the learner share the run's state, so when either, or one
-rank of the learner, dies, everything starts again from the last checkpoint. A role that ends with an expected error
-(status 1 or 2) ends the run: trying again would end the same way.
+What dies is replaced alone; of the learner all ranks together, from the newest checkpoint, and the coordinator brings
+them to where the run is. When the coordinator dies, or the learner twice at the same step, everything starts again
+from the last checkpoint. A coordinator or learner that ends with an expected error (status 1 or 2) ends the run: trying
+again would end the same way.
 """
 
 import contextlib
@@ -39,7 +40,7 @@ ROLE_ENV = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TQDM_DISABLE"
 class Role(msgspec.Struct):
     name: str
     argv: list[str]
-    is_stateful: bool
+    rank: int | None = None  # of the learner
     process: subprocess.Popen[bytes] | None = None
     due: float | None = None  # it died, and is started again then
     looks_stopped: int = 0
@@ -47,7 +48,7 @@ class Role(msgspec.Struct):
 
 
 class RoleEnded(Exception):
-    """A role ended in a way that ends the run (`fatal`) or needs a restart of everything."""
+    """A role ended in a way that ends the run (`fatal`), or needs a restart of everything."""
 
     def __init__(self, reason: str, fatal: bool, status: int):
         super().__init__(reason)
@@ -64,6 +65,7 @@ class Supervisor:
         self.logs: dict[str, RoleLog] = {}
         self.restarts = RestartBudget(config.daemon.max_restarts, config.daemon.restart_wait_s)
         self.stop_requested = False
+        self._learner_died_at = -1  # the step, since everything was started
         self._lifeline = run_dir / "ipc" / "lifeline"
         self._engine_names = [f"engine-{i}" for i in range(config.engines.count)]
 
@@ -75,6 +77,7 @@ class Supervisor:
             shutil.rmtree(self.run_dir / "ipc", ignore_errors=True)  # of a supervisor that was killed
             (self.run_dir / "ipc").mkdir(mode=0o700)
             lifeline = tie(self._lifeline)
+            self._learner_died_at = -1
             self._start_all(checkpoint)
             try:
                 with contextlib.closing(EngineControl(self.run_dir, self)) as control:
@@ -119,36 +122,38 @@ class Supervisor:
     # --- processes ---
 
     def _start_all(self, checkpoint: Path | None) -> None:
-        run, resume = str(self.run_dir), ["--resume", str(checkpoint)] if checkpoint else []
-        python = [sys.executable, "-m"]
+        run, python = str(self.run_dir), [sys.executable, "-m"]
         self.roles = [
-            Role("coordinator", [*python, "pipeline.coordinator", run, *resume], is_stateful=True),
-            *self._learner_roles([*python, "learner", run, *resume]),
-            Role("verifier", [*python, "pipeline.verifiers", run, "--name", "verifier"], is_stateful=False),
+            Role("coordinator", [*python, "pipeline.coordinator", run, *_resume(checkpoint)]),
+            *self._learner_roles(checkpoint),
+            Role("verifier", [*python, "pipeline.verifiers", run, "--name", "verifier"]),
         ]
         self.roles += [self._engine_role(name) for name in self._engine_names]
         if self.config.eval.pinned and self.config.eval.every_steps:
             # Numbered after the engines, so that what they divide by number has a share for it.
             name = f"evaluator-{self.config.engines.count}"
             argv = [*python, "pipeline.worker", run, "--name", name, "--evaluator"]
-            self.roles.append(Role(name, argv, is_stateful=False))
+            self.roles.append(Role(name, argv))
         if self.config.daemon.listen:
-            self.roles.append(Role("gateway", [*python, "pipeline.remote.gateway", run], is_stateful=False))
+            self.roles.append(Role("gateway", [*python, "pipeline.remote.gateway", run]))
         for role in self.roles:
             self._start(role)
 
     def _engine_role(self, name: str) -> Role:
         argv = [sys.executable, "-m", "pipeline.worker", str(self.run_dir), "--name", name]
-        return Role(name, argv, is_stateful=False)
+        return Role(name, argv)
 
-    def _learner_roles(self, argv: list[str]) -> list[Role]:
+    def _learner_argv(self, checkpoint: Path | None) -> list[str]:
+        return [sys.executable, "-m", "learner", str(self.run_dir), *_resume(checkpoint)]
+
+    def _learner_roles(self, checkpoint: Path | None) -> list[Role]:
         """One process, or the ranks of one learner, which meet over a file that no earlier group has used."""
-        size = self.config.learner.num_processes
+        size, argv = self.config.learner.num_processes, self._learner_argv(checkpoint)
         if size == 1:
-            return [Role("learner", argv, is_stateful=True)]
+            return [Role("learner", argv, rank=0)]
         meet = ["--rendezvous", str(self.run_dir / "ipc" / f"learner-{secrets.token_hex(4)}")]
         names = ["learner", *(f"learner-{rank}" for rank in range(1, size))]
-        return [Role(name, [*argv, *meet, "--rank", str(i)], is_stateful=True) for i, name in enumerate(names)]
+        return [Role(name, [*argv, *meet, "--rank", str(i)], rank=i) for i, name in enumerate(names)]
 
     def _start(self, role: Role) -> None:
         env = os.environ | ROLE_ENV | {PARENT_ENV: str(os.getpid()), LIFELINE_ENV: str(self._lifeline)}
@@ -213,15 +218,38 @@ class Supervisor:
         if self.restarts.is_spent:
             reason = f"{reason}; no restarts are left in this hour (daemon.max_restarts)"
             raise RoleEnded(reason, fatal=True, status=1)
-        if role.is_stateful:
+        is_coordinator = role is self.roles[0]
+        if status in (1, 2) and (is_coordinator or role.rank is not None):
             # The coordinator exits with an expected error for its peers too, with the reason already on record.
-            fatal = status in (1, 2)
-            if fatal and role.name != "coordinator":
+            if not is_coordinator:
                 self._let_coordinator_end()
-            raise RoleEnded(reason, fatal=fatal, status=status if fatal else 1)
+            raise RoleEnded(reason, fatal=True, status=status)
+        if is_coordinator or (role.rank is not None and self._is_beyond_help()):
+            raise RoleEnded(reason, fatal=False, status=1)
         wait_s = self.restarts.take()
-        role.due = time.monotonic() + wait_s
         print(f"supervisor: {reason}; starting it again in {wait_s:g} s", file=sys.stderr)
+        for again in [role] if role.rank is None else self._renewed_learner():
+            again.due = time.monotonic() + wait_s
+
+    def _is_beyond_help(self) -> bool:
+        """Whether a learner that has died is not replaced alone: the run is stopping, or it came no further than the
+        one before it.
+        """
+        before, self._learner_died_at = self._learner_died_at, rundir.read_status(self.run_dir).get("step", 0)
+        return self.stop_requested or before == self._learner_died_at
+
+    def _renewed_learner(self) -> list[Role]:
+        """Its ranks, which are to begin at the newest checkpoint, with a meeting of their own. What is left of them is
+        killed: told to end, the first would take away weights that engines may still load; the next learner removes them.
+        """
+        ranks = [role for role in self.roles if role.rank is not None]
+        for role in ranks:
+            assert role.process is not None
+            role.process.kill()
+            role.process.wait()
+        for role, new in zip(ranks, self._learner_roles(checkpoints.latest(self.run_dir)), strict=True):
+            role.argv = new.argv
+        return ranks
 
     def _let_coordinator_end(self) -> None:
         """A learner that fails says why to the coordinator, which puts it on record: give it the time."""
@@ -257,6 +285,10 @@ class Supervisor:
         if status.get("state") != "failed":
             status |= {"state": "failed", "reason": reason, "time": time.time()}
             rundir.write_atomic(self.run_dir / "status.json", msgspec.json.encode(status))
+
+
+def _resume(checkpoint: Path | None) -> list[str]:
+    return ["--resume", str(checkpoint)] if checkpoint else []
 
 
 def _is_stopped(process: subprocess.Popen[bytes]) -> bool:

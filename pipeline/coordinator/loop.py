@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from pipeline import checkpoints, tracing
+from pipeline import tracing
 from pipeline.channels import Transport, Unreadable
 from pipeline.checkpoints import Snapshot
 from pipeline.config import Config, dump_config
@@ -17,8 +17,9 @@ from pipeline.coordinator.evaluation import Phase
 from pipeline.coordinator.evaluator import Evaluator
 from pipeline.coordinator.flow import AttemptFlow
 from pipeline.coordinator.journal import Configured, Journal
+from pipeline.coordinator.lineage import Lineage
 from pipeline.coordinator.records import Records
-from pipeline.coordinator.recovery import recover, take_snapshot
+from pipeline.coordinator.recovery import recover, save
 from pipeline.coordinator.rotation import Rotation
 from pipeline.coordinator.starvation import relieved
 from pipeline.coordinator.tally import Tally
@@ -27,7 +28,6 @@ from pipeline.ledger import Ledger
 from pipeline.messages import (
     PROTOCOL_VERSION,
     AttemptFailed,
-    Batch,
     BatchRequest,
     Cancel,
     Heartbeat,
@@ -41,7 +41,6 @@ from pipeline.messages import (
     PublishAgain,
     Role,
     Rollouts,
-    Save,
     SetLearningRate,
     StepDone,
     Stop,
@@ -100,8 +99,7 @@ class Coordinator:
         self.rotation = Rotation(clock)
         self.dismissed: set[str] = set()  # engines, by boot id
         self.weights: WeightsNotice | None = None
-        self.training: Batch | None = None
-        self.learner_waiting = False
+        self.lineage = Lineage(run_dir, self.flow)
         self.resumed = False
         self.outbox: list[tuple[str, Any]] = []
         self._are_sound = False  # the arrays of the rollouts that the turn has received
@@ -154,9 +152,9 @@ class Coordinator:
     def _advance(self) -> None:
         if self.stop_requested and self.state not in ("stopping", "stopped", "finished"):
             self.flow.evaluation = None
-            self._close_run()
-        elif self.state == "starting":
-            if self.flow.pending or self.training is not None:  # the learner catches up with the books
+            self.state = "stopping"
+        if self.state == "starting":
+            if self.flow.pending or self.lineage.training is not None:  # the learner catches up with the books
                 self._feed_learner()
             elif self._engines_current() and self.flow.jobs.num_slots and self.evaluator.is_ready:
                 self._start_phase("before")
@@ -164,6 +162,10 @@ class Coordinator:
             self._end_evaluation_if_complete()
         elif self.state == "training":
             self._train()
+        elif self.state == "stopping":
+            self._close()
+        if not self.ended:
+            self._feed_learner(is_open=False)
 
     def _train(self) -> None:
         self._end_evaluation_if_complete()
@@ -219,7 +221,7 @@ class Coordinator:
             case WeightsRefused():
                 self._on_weights_refused(name, message)
             case BatchRequest():
-                self.learner_waiting = True
+                self.lineage.is_waiting = True
             case StepDone():
                 self._on_step_done(message)
             case PeerFailed():
@@ -254,6 +256,8 @@ class Coordinator:
 
     def _lose_peer(self, name: str) -> None:
         """A peer is gone: what it held goes elsewhere."""
+        if name == self._learner():
+            self.lineage.lost()
         for known in (self.peers, self.peer_stats, self.last_heard, self.rotation.versions, self.flow.num_unsound):
             known.pop(name, None)
         self.evaluator.leave(name)
@@ -311,43 +315,40 @@ class Coordinator:
     def _learner(self) -> str | None:
         return next(iter(self._named("learner")), None)
 
-    def _feed_learner(self) -> None:
-        if not self.learner_waiting or self.training is not None or (learner := self._learner()) is None:
-            return
-        if self.save_requested or self.journal.is_long:
-            self.save_requested = self.learner_waiting = False
-            self.outbox.append((learner, Save(str(checkpoints.partial_dir(self.run_dir, self.policy_version)))))
-            return
-        if self._steps_are_done() or self.mode == "pause":
-            return
-        groups = self.flow.next_batch()
-        if not groups:
-            return
-        every = self.config.daemon.checkpoint_every_steps
-        checkpoint = bool(every) and (self.policy_version + 1) % every == 0
-        self.training = Batch(tuple(groups), self.flow.num_launched(groups), checkpoint)
-        self.learner_waiting = False
-        self.outbox.append((learner, self.training))
+    def _feed_learner(self, is_open: bool = True) -> None:
+        """Give the learner what it asks for; where the run is not `is_open` to new steps only what it has missed."""
+        if (learner := self._learner()) is not None:
+            may_step = is_open and not self._steps_are_done() and self.mode != "pause"
+            may_save = is_open and (self.save_requested or self.journal.is_long)
+            self.outbox.extend((learner, message) for message in self.lineage.next(may_step, may_save))
 
     def _on_step_done(self, message: StepDone) -> None:
-        """A new policy version, or a checkpoint of the one already known, or both."""
-        is_new = self.weights is None or message.policy_version != self.policy_version
-        self.flow.policy_version = message.policy_version
-        self._are_sound &= message.weights.vocab_size == self.flow.vocab_size
-        self.weights, self.flow.vocab_size = message.weights, message.weights.vocab_size
-        if self.training is not None and is_new:
+        """A new policy version, the newest once more, or a checkpoint of it; of what a learner that was started alone
+        repeats, only where it stands.
+        """
+        version, weights = message.policy_version, message.weights
+        self.lineage.stands_at(version)
+        if version < self.policy_version:
+            return
+        is_new = self.weights is None or version != self.policy_version
+        is_other = self.weights is None or weights.checksum != self.weights.checksum
+        self.flow.policy_version = version
+        self._are_sound &= weights.vocab_size == self.flow.vocab_size
+        self.weights, self.flow.vocab_size = weights, weights.vocab_size
+        if self.lineage.training is not None and is_new:
             if message.warning:
                 self.tally.warn(message.warning)
-            self.flow.trained(self.training.groups, message.metrics)
-            self.training = None
+            self.flow.trained(self.lineage.stepped(version).groups, message.metrics)
             self.records.step(message.metrics | self._engine_gauges())
         engines = self._named("engine")
         if is_new:
-            self.outbox.extend((name, NewWeights(message.weights)) for name in engines)
+            self.outbox.extend((name, NewWeights(weights)) for name in engines)
         elif message.checkpoint is None:
             self.evaluator.published_again()
-            late = self.rotation.published_again(self.policy_version, engines)
-            self.outbox.extend((name, NewWeights(message.weights)) for name in late)
+            late = self.rotation.published_again(version, engines, is_other)
+            self.outbox.extend((name, NewWeights(weights)) for name in late)
+            lr = SetLearningRate(self.config.learner.lr)  # what was repeated may have had another
+            self.outbox.extend((learner, lr) for learner in self._named("learner"))
         if message.checkpoint is not None:
             self._publish_checkpoint(self.run_dir / message.checkpoint)
 
@@ -382,13 +383,13 @@ class Coordinator:
         if evaluation.phase == "before":
             self._start_training()
         elif evaluation.phase == "after":
-            self._close_run()
+            self.state = "stopping"
 
     def _steps_are_done(self) -> bool:
         return 0 < self.config.max_steps <= self.policy_version
 
     def _training_is_over(self) -> bool:
-        if self.training is not None or self.flow.evaluation is not None or not self.flow.work.num_slots:
+        if self.lineage.training is not None or self.flow.evaluation is not None or not self.flow.work.num_slots:
             return False
         # Nothing in flight and still no full batch: the budget is spent, or the sampler has no problem left.
         starved = self.mode == "run" and self.flow.book.num_in_flight == 0 and not self.flow.batcher.ready
@@ -396,24 +397,23 @@ class Coordinator:
 
     # --- ending, saving, resuming ---
 
-    def _close_run(self) -> None:
-        """Ask the learner for the closing checkpoint; its arrival ends the run."""
-        self.state = "stopping"
+    def _close(self) -> None:
+        """Ask the learner for the closing checkpoint; its arrival ends the run.
+
+        Only the end of a run waits for a learner that is away or behind. A stop does not: without that checkpoint the
+        last one and the journal hold everything.
+        """
         learner = self._learner()
-        if self.weights is None or learner is None:  # stopped before the learner had anything to save
-            self._end("stopped")
-            return
-        partial = checkpoints.partial_dir(self.run_dir, self.policy_version)
-        self.outbox.append((learner, Stop(checkpoint=str(partial))))
+        if learner is None or not self.lineage.has_all:
+            if self.stop_requested:
+                self._end("stopped")
+        elif not self.lineage.is_closing:
+            self.outbox.append((learner, self.lineage.close()))
 
     def _publish_checkpoint(self, partial: Path) -> None:
-        self.journal.flush()
-        self.ledger.sync()
-        checkpoints.publish(self.run_dir, partial, take_snapshot(self.flow, self.task))
-        self.journal.rotate()
-        self.journal.write(Configured(dump_config(self.config)))
-        oldest = checkpoints.oldest_step(self.run_dir)
-        self.ledger.prune(min(oldest, self.policy_version - self.config.daemon.ledger_keep_steps))
+        save(self.flow, self.task, self.run_dir, partial)
+        self.lineage.saved()
+        self.save_requested = False
         if self.state == "stopping":
             self._end("stopped" if self.stop_requested else "finished")
 
@@ -433,14 +433,13 @@ class Coordinator:
 
     def _heed_starvation(self) -> None:
         """Warn, and change what `guards.starvation` says, as a person would by `ngu ctl set`."""
-        if not (alarm := self.flow.starvation.take_alarm()):
-            return
-        config, changes = relieved(self.config)
-        what = "; ".join(changes) if changes else "nothing is changed for it (guards.starvation)"
-        self.tally.warn(f"step {self.policy_version}: the run is about to starve: {alarm}; {what}")
-        if changes:
-            write_config(self.run_dir, config)
-            self.reconfigure(config)
+        if alarm := self.flow.starvation.take_alarm():
+            config, changes = relieved(self.config)
+            what = "; ".join(changes) or "nothing is changed for it (guards.starvation)"
+            self.tally.warn(f"step {self.policy_version}: the run is about to starve: {alarm}; {what}")
+            if changes:
+                write_config(self.run_dir, config)
+                self.reconfigure(config)
 
     def reconfigure(self, config: Config) -> None:
         """Go on with other values of live fields (`control.LIVE_FIELDS`)."""

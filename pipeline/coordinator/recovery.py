@@ -5,9 +5,11 @@ the batches it had taken since are trained again first, in the same order, befor
 """
 
 from collections.abc import Callable
+from pathlib import Path
 
+from pipeline import checkpoints
 from pipeline.checkpoints import Snapshot
-from pipeline.config import Config, parse_config
+from pipeline.config import Config, dump_config, parse_config
 from pipeline.coordinator.flow import AttemptFlow
 from pipeline.coordinator.journal import Configured, Entry, Proposed, Replaced, Settled, Stepped, Taken
 from pipeline.errors import NguError
@@ -30,6 +32,19 @@ def take_snapshot(flow: AttemptFlow, task: TaskSource) -> Snapshot:
         is_holding=flow.is_holding,
         starvation=flow.starvation.state,
     )
+
+
+def save(flow: AttemptFlow, task: TaskSource, run_dir: Path, partial: Path) -> None:
+    """Publish a checkpoint, whose other part the learner has written into `partial`, and forget what is not needed
+    for those that are kept.
+    """
+    flow.journal.flush()
+    flow.ledger.sync()
+    checkpoints.publish(run_dir, partial, take_snapshot(flow, task))
+    flow.journal.rotate()
+    flow.journal.write(Configured(dump_config(flow.config)))
+    oldest = checkpoints.oldest_step(run_dir)
+    flow.ledger.prune(min(oldest, flow.policy_version - flow.config.daemon.ledger_keep_steps))
 
 
 def recover(

@@ -44,10 +44,12 @@ class Rotation:
         was_asked, self._is_asked = self._is_asked, True
         return "wait" if was_asked else "publish"
 
-    def published_again(self, version: int, engines: Sequence[str]) -> list[str]:
-        """Those of `engines` that are to try once more."""
+    def published_again(self, version: int, engines: Sequence[str], is_other: bool) -> list[str]:
+        """Those of `engines` that are to load it, once more or for the first time; all of them if it `is_other` bytes
+        than before, as after steps repeated on a GPU.
+        """
         self._is_asked = False
-        return [name for name in engines if self.versions.get(name) != version]
+        return [name for name in engines if is_other or self.versions.get(name) != version]
 
     def is_current(self, version: int) -> bool:
         """Whether an engine serves, and none serves another version."""

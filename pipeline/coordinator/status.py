@@ -62,12 +62,20 @@ def describe(coordinator: Coordinator) -> dict[str, Any]:
         "verifiers": {n: s for n, s in coordinator.peer_stats.items() if _role(coordinator, n) == "verifier"},
         "gateway": next((s for n, s in coordinator.peer_stats.items() if _role(coordinator, n) == "gateway"), None),
         "learner": next((s for n, s in coordinator.peer_stats.items() if _role(coordinator, n) == "learner"), None),
+        "catching_up": _catching_up(coordinator),
         "peers": _peers(coordinator),
         "mode": coordinator.mode,
         "sampler": coordinator.sampler.stats(),
         "errors": tally.errors(),
         "warnings": list(tally.warnings),
     }
+
+
+def _catching_up(coordinator: Coordinator) -> dict[str, int] | None:
+    """Where a learner that was started alone is, on its way to the newest version."""
+    version = coordinator.lineage.version
+    is_behind = version is not None and version < coordinator.policy_version
+    return {"at": version, "to": coordinator.policy_version} if is_behind else None
 
 
 def _peers(coordinator: Coordinator) -> dict[str, dict[str, Any]]:

@@ -91,16 +91,21 @@ def test_commands_act_on_a_running_daemon_and_are_recorded(daemon):
     assert [line["verb"] for line in lines] == ["pause", "checkpoint", "set", "set", "set", "resume"]
 
 
-def test_a_rank_of_the_learner_that_dies_costs_a_restart_and_nothing_else(daemon):
+def test_a_rank_that_dies_costs_a_restart_of_the_learner_and_nothing_else(daemon):
     run = daemon("max_rollouts=20000", "max_steps=12", "learner.num_processes=2", "daemon.checkpoint_every_steps=2")
     run.wait_for_step(1)
     assert rundir.read_status(run.dir)["learner"]["ranks"] == 2
     assert "learner: 2 ranks" in ngu("status", str(run.dir)).stdout  # takes as long as some steps
     run.wait_for_step(3)
+    others = [run.pids(f"-m pipeline.{role}") for role in ("coordinator", "worker", "verifiers")]
     (rank,) = run.pids("--rank 1")
     os.kill(rank, signal.SIGKILL)
+    run.wait_for_step(7)
+    assert [run.pids(f"-m pipeline.{role}") for role in ("coordinator", "worker", "verifiers")] == others
+    assert rank not in run.pids("--rank 1") and "--resume" in dict(processes_in(run.dir))[run.pids("--rank 1")[0]]
     run.assert_ended_well(12)
-    assert "starting again from the last checkpoint" in (run.dir / "logs" / "daemon.log").read_text()
+    log = (run.dir / "logs" / "daemon.log").read_text()
+    assert "starting it again" in log and "starting again from the last checkpoint" not in log
 
 
 def test_chaos(tmp_path):

@@ -27,7 +27,7 @@ class Scripted(Supervisor):
         return []
 
     def _engine_role(self, name: str) -> Role:
-        return Role(name, [sys.executable, "-c", ENGINE, name], is_stateful=False)
+        return Role(name, [sys.executable, "-c", ENGINE, name])
 
     def _start(self, role: Role) -> None:
         if role.name in ("coordinator", "verifier"):

@@ -63,7 +63,7 @@ class Blow(NamedTuple):
         if self.role == "daemon":
             expected = set(ROLES) if self.signum == signal.SIGKILL else set()
         else:
-            expected = {self.role} if self.role in ("engine", "verifier") else set(ROLES) - {"daemon"}
+            expected = set(ROLES) - {"daemon"} if self.role == "coordinator" else {self.role}
         return [f"{self}: {sorted(changed)} were started again"] if changed != expected else []
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from pipeline.checkpoints import load
+from pipeline.checkpoints import latest, load
 from pipeline.config import Config
 from pipeline.coordinator.loop import Coordinator
 from pipeline.engines.base import Failure
@@ -155,11 +155,11 @@ class Simulation:
         self.batch: Batch | None = None
         self.batch_left = 0
         self.batches: list[Batch] = []
+        self.taken: list[tuple[int, Batch]] = []  # the same, each with the version that it was to make
+        self.num_boots = 0  # of the learner
         self.alive = {"learner", "verifier"}
-        self._say_hello("learner", "learner", 1)
+        self._join_learner()
         self._say_hello("verifier", "verifier", 64)
-        self.inbox.append(("learner", StepDone(self.version, self.notice(self.version), {})))
-        self.inbox.append(("learner", BatchRequest(self.version)))
         for i in range(num_engines):
             self.add_engine(f"engine-{i}")
 
@@ -168,6 +168,25 @@ class Simulation:
 
     def _say_hello(self, role: Any, name: str, slots: int, boot: str = "1") -> None:
         self.inbox.append((name, Hello(role, name, f"{name}/{boot}", 1, slots)))
+
+    def _join_learner(self) -> None:
+        self.num_boots += 1
+        self._say_hello("learner", "learner", 1, str(self.num_boots))
+        self.inbox.append(("learner", StepDone(self.version, self.notice(self.version), {})))
+        self.inbox.append(("learner", BatchRequest(self.version)))
+
+    def kill_learner(self) -> None:
+        """With it goes what it had not finished, or not said."""
+        self.alive.discard("learner")
+        self.batch = None
+        self.inbox = deque((name, message) for name, message in self.inbox if name != "learner")
+
+    def start_learner(self) -> None:
+        """Another one, from the newest checkpoint."""
+        newest = latest(self.run_dir)
+        self.version = load(newest).policy_version if newest is not None else 0
+        self.alive.add("learner")
+        self._join_learner()
 
     def add_engine(self, name: str, boot: str = "1", role: str = "engine") -> None:
         self.engines[name] = FakeEngine(self.config.engines.slots, self.config.seed, name, self.script)
@@ -201,6 +220,7 @@ class Simulation:
             case Batch():
                 self.batch, self.batch_left = message, self.step_turns
                 self.batches.append(message)
+                self.taken.append((self.version + 1, message))
             case PublishAgain() if message.policy_version == self.version and self.batch is None:
                 self.inbox.append((name, StepDone(self.version, self.notice(self.version), {})))
             case Save():
@@ -278,7 +298,7 @@ class Simulation:
     def check_books(self) -> None:
         """Launched = ended + open, and the open ones are exactly those somebody still holds."""
         flow = self.coordinator.flow
-        batch = self.coordinator.training
+        batch = self.coordinator.lineage.training
         training = [r.attempt_id for g in (batch.groups if batch else ()) for r in g.rollouts]
         flying = [a for a, p in flow.book.places.items() if p.work.purpose == "train"]
         held = flying + training + ([] if self.coordinator.state == "finished" else flow.waiting_attempts())

@@ -79,7 +79,7 @@ def test_drain_trains_the_full_batches_and_waits(driven):
     driven.turn(200)
     flow = driven.run.coordinator.flow
     assert flow.book.num_in_flight == 0
-    assert not flow.batcher.ready and driven.run.coordinator.training is None
+    assert not flow.batcher.ready and driven.run.coordinator.lineage.training is None
     assert driven.run.coordinator.state == "training"
     driven.do("resume")
     driven.run.run()

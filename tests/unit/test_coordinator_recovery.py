@@ -17,9 +17,11 @@ from pipeline.checkpoints import latest, load
 from pipeline.config import Config, parse_config
 from pipeline.coordinator import journal
 from pipeline.coordinator.journal import FRAME_ENTRIES, Journal, Stepped
+from pipeline.coordinator.lineage import NotKept
 from pipeline.engines.fake import FakeScript
 from pipeline.errors import NguError
 from pipeline.ledger_cli import ledger as ledger_verb
+from pipeline.messages import Batch, SetLearningRate
 
 Moment = Literal["turn", "commit", "publish", "rotate"]
 MOMENTS: tuple[Moment, ...] = ("turn", "commit", "publish", "rotate")
@@ -57,7 +59,7 @@ def books_balance(path: Path) -> bool:
 
 def held(run: Simulation) -> set[int]:
     """Attempts that are judged and neither dropped nor safe in a checkpoint's weights."""
-    flow, batch = run.coordinator.flow, run.coordinator.training
+    flow, batch = run.coordinator.flow, run.coordinator.lineage.training
     return set(flow.waiting_attempts()) | {r.attempt_id for g in (batch.groups if batch else ()) for r in g.rollouts}
 
 
@@ -68,8 +70,8 @@ def ids(groups: Any) -> list[int]:
 class Lives:
     """One run over several processes' lives; `trained` is its lineage, the attempts of each step."""
 
-    def __init__(self, path: Path, cfg: Config):
-        self.path, self.cfg = path, cfg
+    def __init__(self, path: Path, cfg: Config, deaths: random.Random | None = None):
+        self.path, self.cfg, self.deaths = path, cfg, deaths
         self.trained: dict[int, list[int]] = {}
         self.run = self._start()
 
@@ -79,6 +81,17 @@ class Lives:
         run.check_books()
         self.base = run.version
         return run
+
+    def turn(self) -> None:
+        """With `deaths`, the learner alone dies now and then, and is away for some turns."""
+        if self.deaths is not None and self.deaths.random() < 0.1:
+            if "learner" in self.run.alive:
+                self.run.kill_learner()
+            else:
+                self.run.start_learner()
+        newest = self.run.coordinator.policy_version
+        self.run.turn()
+        assert self.run.coordinator.policy_version >= newest
 
     def live(self, num_turns: int, moment: Moment) -> None:
         """Run for `num_turns`, then crash at the next `moment`, and start again; stops early when the run ends."""
@@ -95,7 +108,7 @@ class Lives:
                 elif turn >= num_turns:
                     break
                 try:
-                    self.run.turn()
+                    self.turn()
                 except Crash:
                     break
                 self.run.check_books()
@@ -114,11 +127,14 @@ class Lives:
         assert self.run.task.state() == before.task.state()
 
     def _note_batches(self) -> None:
-        for step, batch in enumerate(self.run.batches, start=self.base + 1):
+        for step, batch in self.run.taken:
             attempts = ids(batch.groups)
             assert self.trained.setdefault(step, attempts) == attempts, f"step {step} was trained on something else"
 
     def finish(self) -> None:
+        self.deaths = None
+        if "learner" not in self.run.alive:
+            self.run.start_learner()
         self.run.run()
         self._note_batches()
         self.run.ledger.close()
@@ -295,7 +311,7 @@ def test_a_journal_of_another_sampler_is_refused_with_what_to_do(tmp_path):
 def test_chaos_of_twelve_lives(tmp_path, seed):
     """Many crashes in one run, so that recoveries of recoveries are recovered from; `just chaos` tries more seeds."""
     rng = random.Random(seed)
-    run = Lives(tmp_path, config(seed, max_rollouts=600))
+    run = Lives(tmp_path, config(seed, max_rollouts=600), deaths=random.Random(seed))
     for _ in range(12):
         run.live(rng.randrange(5, 40), rng.choice(("turn", "turn", *MOMENTS)))
         if not run.run.coordinator.ended:
@@ -323,3 +339,90 @@ def test_at_a_checkpoint_the_way_from_the_one_before_is_safe_from_a_power_loss(t
     run.run()
     run.ledger.close()
     assert synced[:4] == ["000000", "journal", "000001", "journal"]
+
+
+# --- a learner that dies alone ---
+
+
+def test_steps_are_taken_again_with_their_own_learning_rate(tmp_path):
+    run = Simulation(tmp_path, config(daemon={"checkpoint_every_steps": 0}), script=SCRIPT)
+    for until, lr in ((2, 0.25), (4, 0.5), (6, None)):
+        while run.coordinator.policy_version < until:
+            run.turn()
+        if lr is not None:
+            learner = msgspec.structs.replace(run.coordinator.config.learner, lr=lr)
+            run.coordinator.reconfigure(msgspec.structs.replace(run.coordinator.config, learner=learner))
+    first = [rates[-1] for rates in rates_of_steps(run)]
+    assert set(first) == {run.config.learner.lr, 0.25, 0.5}
+    run.kill_learner()
+    run.sent.clear()
+    run.start_learner()
+    while run.version < 7:
+        run.turn()
+    again = [rates[-1] for rates in rates_of_steps(run)]
+    assert again[:6] == first[:6] and again[6] == 0.5
+    run.ledger.close()
+
+
+def rates_of_steps(run: Simulation) -> list[list[float]]:
+    """Of every batch the learning rates that its learner had been told so far."""
+    rates, steps = [run.config.learner.lr], []
+    for name, message in run.sent:
+        if name == "learner" and isinstance(message, SetLearningRate):
+            rates.append(message.lr)
+        elif isinstance(message, Batch):
+            steps.append(list(rates))
+    return steps
+
+
+def test_a_learner_of_whose_batches_one_is_gone_asks_for_a_restart_of_everything(tmp_path):
+    run = Lives(tmp_path, config())
+    while run.run.version < 8:
+        run.live(1, "turn")
+    newest = latest(tmp_path)
+    assert newest is not None and newest.name == "step_000006"
+    (newest / "coordinator.msgpack").write_bytes(b"torn")
+    run.run.kill_learner()
+    run.run.start_learner()
+    with pytest.raises(NotKept, match="stands at step 3 of 8, and batch 4 is kept no more"):
+        run.run.turn()
+    run.start_again()
+    run.finish()
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+def test_a_stop_does_not_wait_for_a_learner_that_is_away_or_behind(tmp_path, is_back):
+    run = Lives(tmp_path, config())
+    while run.run.version < 5:
+        run.live(1, "turn")
+    run.run.kill_learner()
+    if is_back:
+        run.run.start_learner()
+    run.run.coordinator.stop_requested = True
+    run.live(3, "turn")
+    assert run.run.coordinator.state == "stopped"
+    run.start_again()
+    assert run.base == 3
+    run.finish()
+
+
+def test_a_learner_that_dies_before_its_first_word_or_in_the_last_save_costs_nothing(tmp_path):
+    run = Simulation(tmp_path, config(daemon={"checkpoint_every_steps": 0}), script=SCRIPT)
+    run.kill_learner()
+    for _ in range(5):
+        run.turn()
+    assert run.coordinator.weights is None
+    run.start_learner()
+    while run.coordinator.state != "stopping":
+        run.turn()
+    version = run.version
+    run.kill_learner()
+    for _ in range(5):
+        run.turn()
+    run.start_learner()
+    assert run.version == 0, "there is no checkpoint"
+    run.run()
+    run.ledger.close()
+    assert (run.coordinator.state, run.version) == ("finished", version)
+    assert [record["step"] for record in run.sink.of_kind("step")] == list(range(1, version + 1))
+    assert books_balance(tmp_path)

@@ -36,14 +36,51 @@ while pid() == first:
 """
 
 
+# One rank says who it is and where it meets the others.
+LEARNER = """
+import os, sys, time
+*_, meet, _, rank = sys.argv
+open(f"partial-{rank}", "w").write(f"{os.getpid()} {meet}")
+os.rename(f"partial-{rank}", f"rank-{rank}")
+time.sleep(100)
+"""
+# Kills ranks at the steps of DEATHS, each time when both are there and have met; started again, it ends the run.
+MURDERER = """
+import json, os, signal, time
+NOBODY = [(0, 0), (0, 0)]
+def ranks():
+    try:
+        return [open(f"rank-{i}").read().split() for i in (0, 1)]
+    except FileNotFoundError:
+        return NOBODY
+if os.path.exists("started"):
+    raise SystemExit
+open("started", "w").close()
+before = NOBODY
+for step, victim in DEATHS:
+    while any(now in before for now in ranks()) or ranks()[0][1] != ranks()[1][1]:
+        time.sleep(0.01)
+    before = ranks()
+    open("partial", "w").write(json.dumps({"step": step}))
+    os.rename("partial", "status.json")
+    os.kill(int(before[victim][0]), signal.SIGKILL)
+while any(now in before for now in ranks()):
+    time.sleep(0.01)
+"""
+
+
 class TinySupervisor(Supervisor):
     code = ""
+
+    def _learner_argv(self, checkpoint: Path | None) -> list[str]:
+        return [sys.executable, "-S", "-c", LEARNER]
 
     def _start_all(self, checkpoint: Path | None) -> None:
         python = [sys.executable, "-S", "-c"]
         self.roles = [
-            Role("coordinator", [*python, self.code], is_stateful=True),
-            Role("engine-0", [*python, ENGINE], is_stateful=False),
+            Role("coordinator", [*python, self.code]),
+            *(self._learner_roles(checkpoint) if self.config.learner.num_processes > 1 else ()),
+            Role("engine-0", [*python, ENGINE]),
         ]
         for role in self.roles:
             self._start(role)
@@ -69,6 +106,25 @@ def test_a_role_that_dies_stops_or_hangs_is_replaced_alone(tmp_path, monkeypatch
     assert all(role.process is not None and role.process.poll() is not None for role in supervisor.roles)
     for role in ("coordinator", "engine-0"):
         assert not LogTail(supervisor.run_dir / "logs" / f"{role}.log")._file, "nothing went wrong inside a role"
+
+
+@pytest.mark.parametrize(
+    ("deaths", "num_alone", "num_whole"),
+    [([(3, 1), (4, 0)], 2, 0), ([(3, 0), (3, 1)], 1, 1)],
+    ids=["further on", "at the same step"],
+)
+def test_ranks_of_a_learner_are_replaced_together_unless_they_come_no_further(
+    tmp_path, capsys, deaths, num_alone, num_whole
+):
+    config = parse_config({"daemon": {"restart_wait_s": 0.0}, "learner": {"num_processes": 2}}, "test")
+    supervisor = TinySupervisor(rundir.create(tmp_path / "run", config), config)
+    supervisor.code = MURDERER.replace("DEATHS", str(deaths))
+    assert supervisor.run(resume=False) == 0
+    err = capsys.readouterr().err
+    assert err.count("starting it again in 0 s") == num_alone and "engine" not in err, err
+    assert err.count("starting again from the last checkpoint") == num_whole, err
+    assert all(role.process is not None and role.process.poll() is not None for role in supervisor.roles)
+    assert not LogTail(supervisor.run_dir / "logs" / "coordinator.log")._file, "nothing went wrong inside a role"
 
 
 def test_a_budget_of_restarts_is_for_an_hour_and_its_waits_double():

@@ -48,7 +48,7 @@ class WithWeights(Simulation):
 def ended(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("run")
     run = WithWeights(path, CONFIG)
-    while run.version < 7 or run.coordinator.training is not None:
+    while run.version < 7 or run.coordinator.lineage.training is not None:
         run.turn()
     killed = path / "killed"
     shutil.copytree(path, killed)  # with its write-ahead log, which the last one to close a ledger takes into the file
