@@ -240,7 +240,7 @@ class Supervisor:
 
     def _renewed_learner(self) -> list[Role]:
         """Its ranks, which are to begin at the newest checkpoint, with a meeting of their own. What is left of them is
-        killed: told to end, the first would take away weights that engines may still load; the next learner removes them.
+        killed: told to end, the first would take away weights that engines may still load. The next learner does.
         """
         ranks = [role for role in self.roles if role.rank is not None]
         for role in ranks:

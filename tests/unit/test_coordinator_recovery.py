@@ -18,6 +18,7 @@ from pipeline.config import Config, parse_config
 from pipeline.coordinator import journal
 from pipeline.coordinator.journal import FRAME_ENTRIES, Journal, Stepped
 from pipeline.coordinator.lineage import NotKept
+from pipeline.coordinator.status import describe
 from pipeline.engines.fake import FakeScript
 from pipeline.errors import NguError
 from pipeline.ledger_cli import ledger as ledger_verb
@@ -357,8 +358,11 @@ def test_steps_are_taken_again_with_their_own_learning_rate(tmp_path):
     run.kill_learner()
     run.sent.clear()
     run.start_learner()
+    run.turn()
+    assert describe(run.coordinator)["catching_up"] == {"at": 0, "to": 6}
     while run.version < 7:
         run.turn()
+    assert describe(run.coordinator)["catching_up"] is None
     again = [rates[-1] for rates in rates_of_steps(run)]
     assert again[:6] == first[:6] and again[6] == 0.5
     run.ledger.close()
