@@ -127,7 +127,8 @@ def test_a_finished_run_is_not_resumed(run: Path, capsys):
 
 def test_status_says_what_a_run_is_doing(run: Path, capsys):
     figures = {"step": 3, "max_rollouts": 100, "rollouts": 30, "attempts": {"trained": 5}, "warnings": ["w"]}
-    write_status(run, state="training", catching_up={"at": 1, "to": 3}, **figures)
+    learner = {"ranks": 2.0, "startup_s": 1.0}
+    write_status(run, state="training", learner=learner, catching_up={"at": 1, "to": 3}, **figures)
     with rundir.lock(run):
         assert main(["status", str(run)]) == 0
         assert main(["status", str(run), "--json"]) == 0
@@ -135,6 +136,7 @@ def test_status_says_what_a_run_is_doing(run: Path, capsys):
     assert lines[0] == "training"
     assert "rollouts 30/100" in lines[1]
     assert "  attempts: 5 trained" in lines and "  warning: w" in lines
+    assert "  learner: 2 ranks, up in 1.0 s" in lines
     assert "  learner: started again, catching up: step 1 of 3" in lines
     assert msgspec.json.decode(lines[-1])["running"] is True
 
