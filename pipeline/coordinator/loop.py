@@ -256,7 +256,7 @@ class Coordinator:
 
     def _lose_peer(self, name: str) -> None:
         """A peer is gone: what it held goes elsewhere."""
-        if name == self._learner():
+        if (peer := self.peers.get(name)) is not None and peer.role == "learner":
             self.lineage.lost()
         for known in (self.peers, self.peer_stats, self.last_heard, self.rotation.versions, self.flow.num_unsound):
             known.pop(name, None)
@@ -317,7 +317,7 @@ class Coordinator:
 
     def _feed_learner(self, is_open: bool = True) -> None:
         """Give the learner what it asks for; where the run is not `is_open` to new steps only what it has missed."""
-        if (learner := self._learner()) is not None:
+        if self.lineage.is_waiting and (learner := self._learner()) is not None:
             may_step = is_open and not self._steps_are_done() and self.mode != "pause"
             may_save = is_open and (self.save_requested or self.journal.is_long)
             self.outbox.extend((learner, message) for message in self.lineage.next(may_step, may_save))

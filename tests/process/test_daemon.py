@@ -11,6 +11,7 @@ import pytest
 from chaos import Blow, ngu, play
 from chaos_audit import Findings, processes_in
 
+from learner.recording import read_record, recorded_steps
 from pipeline import rundir
 from pipeline.metrics import current_records, read_records
 
@@ -38,6 +39,10 @@ class Daemon:
     def pids(self, words: str) -> list[int]:
         """Processes of this run whose command line holds these words."""
         return [pid for pid, line in processes_in(self.dir) if words in line]
+
+    def checksums(self) -> dict[int, str]:
+        """Of the weights that each step gave."""
+        return {step: read_record(self.dir, step).checksum for step in recorded_steps(self.dir)}
 
     def logs(self) -> str:
         return "".join(f"\n--- {p.name}\n{p.read_text()}" for p in sorted((self.dir / "logs").glob("*.log")))
@@ -98,6 +103,7 @@ def test_a_rank_that_dies_costs_a_restart_of_the_learner_and_nothing_else(daemon
     assert "learner: 2 ranks" in ngu("status", str(run.dir)).stdout  # takes as long as some steps
     run.wait_for_step(3)
     others = [run.pids(f"-m pipeline.{role} ") for role in ("coordinator", "worker", "verifiers")]
+    first = run.checksums()
     (rank,) = run.pids("--rank 1")
     os.kill(rank, signal.SIGKILL)
     while (again := run.pids("--rank 1")) in ([], [rank]):
@@ -107,6 +113,7 @@ def test_a_rank_that_dies_costs_a_restart_of_the_learner_and_nothing_else(daemon
     assert [run.pids(f"-m pipeline.{role} ") for role in ("coordinator", "worker", "verifiers")] == others
     assert f"--resume {run.dir}/checkpoints/step_" in dict(processes_in(run.dir))[again[0]]
     run.assert_ended_well(12)
+    assert run.checksums() | first == run.checksums(), "steps that were taken again gave other weights"
     log = (run.dir / "logs" / "daemon.log").read_text()
     assert "starting it again" in log and "starting again from the last checkpoint" not in log
 
