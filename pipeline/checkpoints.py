@@ -55,7 +55,6 @@ def publish(run_dir: Path, partial: Path, snapshot: Snapshot) -> Path:
     if final.exists():  # the last periodic checkpoint and the closing one can fall on the same step
         shutil.rmtree(final)
     partial.rename(final)
-    remove_unfinished(run_dir)  # by a learner that died
     sync(final.parent)
     for old in _complete(run_dir)[:-NUM_KEPT]:
         shutil.rmtree(old)

@@ -71,28 +71,34 @@ class Supervisor:
 
     def run(self, resume: bool) -> int:
         (self.run_dir / "logs").mkdir(exist_ok=True)
-        while True:
-            checkpoints.remove_unfinished(self.run_dir)
-            checkpoint = checkpoints.latest(self.run_dir) if resume else None
-            shutil.rmtree(self.run_dir / "ipc", ignore_errors=True)  # of a supervisor that was killed
-            (self.run_dir / "ipc").mkdir(mode=0o700)
-            lifeline = tie(self._lifeline)
-            self._learner_died_at = -1
-            self._start_all(checkpoint)
-            try:
-                with contextlib.closing(EngineControl(self.run_dir, self)) as control:
-                    self._watch(control)
-                return 0
-            except RoleEnded as ended:
-                if ended.fatal or self.stop_requested:
-                    self._record_failure(ended.reason)
-                    return ended.status
-                resume = True
-                print(f"supervisor: {ended.reason}; starting again from the last checkpoint", file=sys.stderr)
-                time.sleep(self.restarts.take())
-            finally:
-                self._end_all()
-                os.close(lifeline)
+        while (ended := self._live(resume)) is not None:
+            if ended.fatal:
+                self._record_failure(ended.reason)
+                return ended.status
+            resume = True
+            print(f"supervisor: {ended.reason}; starting again from the last checkpoint", file=sys.stderr)
+            time.sleep(self.restarts.take())
+        return 0
+
+    def _live(self, resume: bool) -> RoleEnded | None:
+        """Start every role, and return when all have ended: None at the end of the run, else why it was cut short."""
+        checkpoints.remove_unfinished(self.run_dir)
+        checkpoint = checkpoints.latest(self.run_dir) if resume else None
+        shutil.rmtree(self.run_dir / "ipc", ignore_errors=True)  # of a supervisor that was killed
+        (self.run_dir / "ipc").mkdir(mode=0o700)
+        lifeline = tie(self._lifeline)
+        self._learner_died_at = -1
+        self._start_all(checkpoint)
+        try:
+            with contextlib.closing(EngineControl(self.run_dir, self)) as control:
+                self._watch(control)
+            return None
+        except RoleEnded as ended:
+            ended.fatal |= self.stop_requested
+            return ended
+        finally:
+            self._end_all()
+            os.close(lifeline)
 
     # --- engines that come and go (`engine_control.Processes`) ---
 
@@ -280,7 +286,9 @@ class Supervisor:
         shutil.rmtree(self.run_dir / "ipc", ignore_errors=True)
 
     def _record_failure(self, reason: str) -> None:
-        """Put the reason into status.json unless the coordinator, which knows more, already did."""
+        """Put the reason into status.json, unless the coordinator, which knows more, already did. Once it has ended: it
+        writes there to its end, in which it was only told to stop.
+        """
         status = rundir.read_status(self.run_dir)
         if status.get("state") != "failed":
             status |= {"state": "failed", "reason": reason, "time": time.time()}

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from pipeline.checkpoints import partial_dir
+from pipeline.checkpoints import partial_dir, remove_unfinished
 from pipeline.coordinator.flow import AttemptFlow
 from pipeline.messages import Batch, Save, SetLearningRate, Stop
 
@@ -46,7 +46,8 @@ class Lineage:
         return self.version == self._flow.policy_version and (self.training is None or self._is_given)
 
     def lost(self) -> None:
-        """The learner is gone."""
+        """The learner is gone, and with it whoever could finish what it has left half written."""
+        remove_unfinished(self._run_dir)
         self.version = None
         self.is_waiting = self.is_closing = self._is_given = False
 

@@ -69,11 +69,36 @@ while any(now in before for now in ranks()):
 """
 
 
+# Says how the run goes until it is told to stop, and then how it went, as far as it knows.
+UNKNOWING = """
+import json, os, signal, time
+def say(state):
+    open("partial", "w").write(json.dumps({"state": state, "step": 3}))
+    os.rename("partial", "status.json")
+def stop(*_):
+    say("stopped")
+    raise SystemExit
+signal.signal(signal.SIGTERM, stop)
+while True:
+    say("training")
+    time.sleep(0.01)
+"""
+# Dies as soon as the run's step can be read, which tells the supervisor how far it came.
+MORTAL = """
+import os, signal, time
+while not os.path.exists("status.json"):
+    time.sleep(0.01)
+print("no memory", flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
 class TinySupervisor(Supervisor):
     code = ""
+    learner = LEARNER
 
     def _learner_argv(self, checkpoint: Path | None) -> list[str]:
-        return [sys.executable, "-S", "-c", LEARNER]
+        return [sys.executable, "-S", "-c", self.learner]
 
     def _start_all(self, checkpoint: Path | None) -> None:
         python = [sys.executable, "-S", "-c"]
@@ -125,6 +150,20 @@ def test_ranks_of_a_learner_are_replaced_together_unless_they_come_no_further(
     assert err.count("starting again from the last checkpoint") == num_whole, err
     assert all(role.process is not None and role.process.poll() is not None for role in supervisor.roles)
     assert not LogTail(supervisor.run_dir / "logs" / "coordinator.log")._file, "nothing went wrong inside a role"
+
+
+def test_a_learner_that_dies_at_every_start_ends_the_run_with_that_as_its_reason(tmp_path, capsys):
+    daemon = {"restart_wait_s": 0.0, "max_restarts": 3}
+    config = parse_config({"daemon": daemon, "learner": {"num_processes": 2}}, "test")
+    supervisor = TinySupervisor(rundir.create(tmp_path / "run", config), config)
+    supervisor.code, supervisor.learner = UNKNOWING, MORTAL
+    assert supervisor.run(resume=False) == 1
+    err = capsys.readouterr().err
+    # Alone, then with all others, since it came no further, and alone again.
+    assert (err.count("starting it again"), err.count("starting again from the last checkpoint")) == (2, 1), err
+    status = rundir.read_status(supervisor.run_dir)
+    assert status["state"] == "failed" and "(no memory); no restarts are left in this hour" in status["reason"]
+    assert status["reason"].startswith("learner") and "was killed by signal 9" in status["reason"]
 
 
 def test_a_budget_of_restarts_is_for_an_hour_and_its_waits_double():
