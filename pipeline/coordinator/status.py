@@ -74,8 +74,9 @@ def describe(coordinator: Coordinator) -> dict[str, Any]:
 def _catching_up(coordinator: Coordinator) -> dict[str, int] | None:
     """Where a learner that was started alone is, on its way to the newest version."""
     version = coordinator.lineage.version
-    is_behind = version is not None and version < coordinator.policy_version
-    return {"at": version, "to": coordinator.policy_version} if is_behind else None
+    if version is None or version >= coordinator.policy_version:
+        return None
+    return {"at": version, "to": coordinator.policy_version}
 
 
 def _peers(coordinator: Coordinator) -> dict[str, dict[str, Any]]:
