@@ -93,6 +93,11 @@ chaos seeds="1..16": setup
 cable seconds="30": setup
     NGU_CUT_S={{ seconds }} {{ bin }}/python -m pytest -q -rs tests/process/test_remote_faults.py -k cable
 
+# Two hosts far away (20 ms, 1% lost, 100 Mbit/s): trajectories a second against what the cables carry.
+[group('develop')]
+far seconds="30": setup
+    {{ bin }}/python tests/support/far_hosts.py {{ seconds }}
+
 # A simulated run at full rate: attempts a second, and whether memory or disk grow.
 [group('develop')]
 soak minutes="30": setup

@@ -292,7 +292,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="hello")
 
     `boot_id` is new at every process start; `slots` is how many attempts (or verify jobs) it can hold at once. A peer
     on another machine has pid 0 here, `host` says where it is, and `via` is the boot id of the gateway that speaks for
-    it. A gateway's own `host` is the address it listens at.
+    it. A gateway's own `host` is the address it listens at. Remote engines of one `store` share what they fetch,
+    and pass it on to others at `relay`.
     """
 
     role: Role
@@ -303,6 +304,8 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="hello")
     protocol: int = PROTOCOL_VERSION
     host: str = ""
     via: str = ""
+    store: str = ""
+    relay: str = ""
 
 
 class Rollouts(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="rollouts"):

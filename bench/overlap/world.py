@@ -1,6 +1,7 @@
 """A whole run on a virtual clock: the real coordinator, ledger and sampler, and devices that only take time."""
 
 import tempfile
+import time
 from collections import deque
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ import numpy as np
 
 from bench.lag_model import Lag
 from bench.overlap.devices import SimulatedEngine, SimulatedLearner
+from bench.overlap.hosts import Fabric
 from bench.planner.hardware import Rates
 from bench.planner.placements import Placement, Split
 from bench.planner.work import Job
@@ -42,12 +44,17 @@ WARM_UP = 0.4  # share of the steps that do not count: queues fill
 
 
 class Measured(NamedTuple):
-    """As `planner.placements.Period`, measured; `row_idle` is the share of slots without a row."""
+    """As `planner.placements.Period`, measured; `row_idle` is the share of slots without a row.
+
+    `coordinator_busy` is this machine's processor seconds in the coordinator's loop for one second of the virtual
+    clock; there are no sockets between it and its peers.
+    """
 
     period_s: float
     engine_idle: float
     row_idle: float
     learner_idle: float
+    coordinator_busy: float
     lag: Lag
 
 
@@ -91,9 +98,20 @@ class World:
     """The transport of a coordinator whose peers live on the same virtual clock."""
 
     def __init__(
-        self, run_dir: Path, config: Config, job: Job, split: Split, rates: Rates, barrier: bool, sink: MetricSink
+        self,
+        run_dir: Path,
+        config: Config,
+        job: Job,
+        split: Split,
+        rates: Rates,
+        barrier: bool,
+        sink: MetricSink,
+        copy_s: float = 0.0,
+        per_host: int = 1,
     ):
-        """With a `barrier` weights wait until no engine runs a row, and nothing new starts before they are loaded."""
+        """With a `barrier` weights wait until no engine runs a row, and nothing new starts before they are loaded. With
+        `copy_s` engines are `per_host` on a host, which fetches them (`bench.overlap.hosts`).
+        """
         self.now = 0.0
         self._barrier = barrier
         self._held: dict[str, WeightsNotice] = {}
@@ -106,7 +124,12 @@ class World:
         self.learner = SimulatedLearner(split.learners, rates)
         self.version = 0
         self.batches: list[tuple[float, Batch]] = []  # when each was trained
-        self.usage: list[tuple[float, float, float]] = []  # engines' and rows' seconds, the learner's, at each step
+        # Seconds of the engines, of their rows, of the learner and of this machine's processor in the coordinator, at
+        # each step.
+        self.usage: list[tuple[float, float, float, float]] = []
+        self._coordinator_s = 0.0
+        hosts = [names[i : i + per_host] for i in range(0, len(names), per_host)]
+        self.fabric = Fabric(hosts, copy_s, lambda: self.now) if copy_s else None
         self._tick_s = job.lengths.largest * rates.decode_s(split.slots) / TICKS
         task = EndlessTask()
         self._ledger = Ledger(run_dir / "ledger.sqlite")
@@ -135,6 +158,8 @@ class World:
         match message:
             case WorkItems():
                 self.engines[name].submit(message.items)
+            case NewWeights() if self.fabric is not None:
+                self.fabric.announce(name, message.notice)
             case NewWeights():
                 self._held[name] = message.notice
                 self.engines[name].holds = self._barrier
@@ -155,7 +180,9 @@ class World:
     def run(self) -> None:
         num_idle = 0
         while not self.coordinator.ended:
+            began_s = time.process_time()
             self.coordinator.turn(0.0)
+            self._coordinator_s += time.process_time() - began_s
             num_idle = 0 if self._inbox or self._advance() else num_idle + 1
             assert num_idle < MAX_IDLE_TURNS, f"the run stands still: {self.coordinator.flow.queues()}"
         self._ledger.close()
@@ -167,15 +194,21 @@ class World:
                 self.engines[name].load(notice)
             self._held.clear()
         due = min(self.learner.ends_s, *(engine.next_event_s() for engine in self.engines.values()))
+        if self.fabric is not None:
+            due = min(due, self.fabric.due_s())
         if due == float("inf"):
             return False
         # A step ends exactly when it does; completions are gathered.
         self.now = min(max(due, self.now + self._tick_s), max(self.learner.ends_s, self.now))
+        for name, notice in self.fabric.take(self.now) if self.fabric is not None else ():
+            self.engines[name].load(notice)
         for name, engine in self.engines.items():
             ended, loaded = engine.advance(self.now)
             if ended:
                 self._inbox.append((name, Rollouts(tuple(ended))))
             if loaded is not None:
+                if self.fabric is not None:
+                    self.fabric.loaded(name, loaded)
                 self._inbox.append((name, WeightsLoaded(loaded, 0.0, 0.0, engine.num_in_flight)))
         if self.learner.ends_s <= self.now:
             batch = self.learner.finish()
@@ -183,7 +216,7 @@ class World:
             self.batches.append((self.now, batch))
             busy_s = sum(engine.busy_s for engine in self.engines.values())
             row_s = sum(engine.row_s for engine in self.engines.values())
-            self.usage.append((busy_s, row_s, self.learner.busy_s))
+            self.usage.append((busy_s, row_s, self.learner.busy_s, self._coordinator_s))
             self._inbox.append(("learner", StepDone(self.version, _notice(self.version), self._metrics(batch))))
             self._inbox.append(("learner", BatchRequest(self.version)))
         return True
@@ -230,13 +263,14 @@ def simulate(placement: Placement, job: Job, split: Split, rates: Rates, steps: 
     with tempfile.TemporaryDirectory(prefix="ngu-overlap-") as directory:
         world = World(Path(directory), config, job, split, rates, placement != "in_flight", NoRecords())
         world.run()
-    return _measured(world, split, round(WARM_UP * steps))
+    return measured(world, split, round(WARM_UP * steps))
 
 
-def _measured(world: World, split: Split, skip: int) -> Measured:
+def measured(world: World, split: Split, skip: int) -> Measured:
+    """Of the steps after the first `skip`."""
     times = [time_s for time_s, _ in world.batches]
     span_s = times[-1] - times[skip]
-    busy_s, row_s, learner_s = np.subtract(world.usage[-1], world.usage[skip])
+    busy_s, row_s, learner_s, coordinator_s = np.subtract(world.usage[-1], world.usage[skip])
     lags, launches = [], []
     for step, (_, batch) in enumerate(world.batches):
         if step > skip:
@@ -248,5 +282,6 @@ def _measured(world: World, split: Split, skip: int) -> Measured:
         engine_idle=1 - float(busy_s) / (span_s * split.engines),
         row_idle=1 - float(row_s) / (span_s * split.engines * split.slots),
         learner_idle=1 - float(learner_s) / span_s,
+        coordinator_busy=float(coordinator_s) / span_s,
         lag=Lag(float(np.mean([a.mean() for a in lags])), float(np.mean(launches)), int(max(a.max() for a in lags))),
     )

@@ -1,5 +1,6 @@
 """`ngu plan system`, `measure` and `check`, beside `ngu plan n`. What computes is imported when a verb runs."""
 
+import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -33,6 +34,9 @@ def system(
     p_ngu: float = 0.875,
     max_lag: int = 4,
     measured: Path | None = None,
+    cluster: Path | None = None,
+    gpus_per_node: int = 8,
+    config: Path | None = None,
     as_json: Json = False,
 ) -> int:
     """Say what a job takes on some devices, how to divide them between engines and learner, and how sure that is.
@@ -65,13 +69,21 @@ def system(
         The most that staleness.max_lag may be in flight.
     measured:
         Rates from `ngu plan measure`, instead of data sheets.
+    cluster:
+        A file to write: the config of a run on whole nodes of these devices, for `ngu slurm`.
+    gpus_per_node:
+        Devices of a node, with --cluster.
+    config:
+        Settings of that run that the plan has no say in, with --cluster. Default: those of `ngu init`.
     """
+    from bench.planner.cluster import plan_cluster, write_cluster
     from bench.planner.hardware import parse_gpus, read_rates
     from bench.planner.lengths import read_lengths
     from bench.planner.plan import Machine, make_plan
     from bench.planner.shape import read_model
     from bench.planner.tables import plan_table
     from bench.planner.work import Job, rounds_of, trained_share
+    from pipeline.config import load_config
 
     if min(batch, group, epochs, max_lag) < 1 or batch < group or not (0 < pass_rate < 1 and 0 <= p_ngu < 1):
         raise ConfigError(
@@ -84,6 +96,10 @@ def system(
     machine = Machine(parse_gpus(gpus), read_rates(measured) if measured else None)
     found = make_plan(job, machine, max_lag)
     print(msgspec.json.encode(found).decode() if as_json else plan_table(found))
+    if cluster is not None:
+        nodes = plan_cluster(job, machine, max_lag, gpus_per_node)
+        write_cluster(cluster, nodes, job, load_config(config), model)
+        print(f"wrote {cluster}: {nodes.says}; then: ngu slurm {cluster}", file=sys.stderr)
     return 0
 
 

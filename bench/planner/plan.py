@@ -48,10 +48,11 @@ def make_plan(job: Job, machine: Machine, max_lag: int) -> SystemPlan:
 
     `max_lag` bounds the mean age of a batch in versions, and with it how much is in flight.
     """
-    tp, min_learners = _fit(job, machine)
-    rates = machine.rates or data_sheet_rates(machine.gpus.kind, job.model, job.context, job.inputs_per_token, tp)
-    rows = _max_rows(job, machine, tp)
-    periods = [_best(p, job, machine.gpus.num, rates, (tp, min_learners, rows), max_lag) for p in PLACEMENTS]
+    tp, min_learners = least_devices(job, machine)
+    rates = rates_of(job, machine, tp)
+    rows = max_rows(job, machine, tp)
+    fit = tp, min_learners, rows
+    periods = [best_of(p, job, rates, _splits(p, job, machine.gpus.num, fit, max_lag), max_lag) for p in PLACEMENTS]
     best = min(periods, key=lambda p: (round(math.log(p.period_s) / SAME), p.lag.token))
     split = best.split
     cached = split.slots * job.context * job.model.kv_bytes(BYTES)
@@ -76,7 +77,13 @@ def make_plan(job: Job, machine: Machine, max_lag: int) -> SystemPlan:
     return SystemPlan(work_of(job), depth_s(job, rates), memory, rates, periods, best, concurrency, says, lines)
 
 
-def _fit(job: Job, machine: Machine) -> tuple[int, int]:
+def rates_of(job: Job, machine: Machine, tp: int) -> Rates:
+    if machine.rates is not None:
+        return machine.rates
+    return data_sheet_rates(machine.gpus.kind, job.model, job.context, job.inputs_per_token, tp)
+
+
+def least_devices(job: Job, machine: Machine) -> tuple[int, int]:
     """Devices an engine needs, and devices the learner needs at least."""
     if machine.gpus.kind not in KINDS:
         if machine.rates is None:
@@ -95,7 +102,7 @@ def _fit(job: Job, machine: Machine) -> tuple[int, int]:
     return tp, learners
 
 
-def _max_rows(job: Job, machine: Machine, tp: int) -> int:
+def max_rows(job: Job, machine: Machine, tp: int) -> int:
     if machine.gpus.kind not in KINDS:
         return MAX_SLOTS
     rows = engine_rows(job, KINDS[machine.gpus.kind].memory * tp)
@@ -104,11 +111,8 @@ def _max_rows(job: Job, machine: Machine, tp: int) -> int:
     return min(rows, MAX_SLOTS)
 
 
-def _best(
-    placement: Placement, job: Job, devices: int, rates: Rates, fit: tuple[int, int, int], max_lag: int
-) -> Period:
-    tp, min_learners, rows = fit
-    splits = _splits(placement, job, devices, (tp, min_learners, rows), max_lag)
+def best_of(placement: Placement, job: Job, rates: Rates, splits: list[Split], max_lag: int) -> Period:
+    """The fastest of some splits, in flight with the smallest bound on lag that costs little."""
     tried = [period_of(placement, job, split, rates) for split in splits]
     best = min(tried, key=lambda p: (round(math.log(p.period_s) / SAME), p.split.engines * p.split.slots))
     if placement != "in_flight":
@@ -126,9 +130,13 @@ def _least_lag(job: Job, split: Split, rates: Rates, max_lag: int) -> int:
     return max_lag
 
 
+def slots_up_to(rows: int) -> list[int]:
+    return [1 << i for i in range(rows.bit_length()) if 1 << i <= rows]
+
+
 def _splits(placement: Placement, job: Job, devices: int, fit: tuple[int, int, int], max_lag: int) -> list[Split]:
     tp, min_learners, rows = fit
-    slots = [1 << i for i in range(rows.bit_length()) if 1 << i <= rows]
+    slots = slots_up_to(rows)
     most = devices // tp
     if placement in ("colocated", "fused"):
         counts = [most]

@@ -39,6 +39,9 @@ BENCHMARKS = {
     ),
     "learner": Entry("bench.suite.learner:LearnerBench", "an optimizer step, by how its rollouts are cut, against TRL"),
     "ledger": Entry("bench.suite.ledger:LedgerBench", "attempts a second into the ledger, and how long a commit takes"),
+    "hosts": Entry(
+        "bench.suite.hosts:HostsBench", "64 simulated hosts of 8 engines: lag, idle, versions apart, coordinator"
+    ),
     "overlap": Entry("bench.suite.overlap:OverlapBench", "sync, one step off and in flight on 8 to 128 simulated GPUs"),
     "samplers": Entry("bench.suite.samplers:SamplersBench", "decisions a second of a sampler, by number of problems"),
     "verifiers": Entry("bench.suite.verifiers:VerifiersBench", "verifications a second against math-verify in a loop"),

@@ -18,6 +18,7 @@ from pipeline.messages import (
     Cancel,
     FromEngine,
     Heartbeat,
+    Hello,
     Leave,
     NewWeights,
     Rollouts,
@@ -26,9 +27,11 @@ from pipeline.messages import (
     WorkItems,
 )
 from pipeline.remote.door import SILENT_S, keep_alive
-from pipeline.remote.fetcher import Fetcher
+from pipeline.remote.fetcher import LOOK_S, Fetcher
 from pipeline.remote.keys import WorkerKeys, read_keys
 from pipeline.remote.link import Link
+from pipeline.remote.relay import Relay, Supply
+from pipeline.remote.store import HostStore
 from pipeline.remote.wire import (
     Down,
     FromGateway,
@@ -70,7 +73,9 @@ class RemoteSocket:
         self._address, self._key, self._slots = address, key, slots
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
-        self._hello = introduction("engine", "", slots, socket.gethostname())
+        self._store = HostStore(keys.gateway_public)
+        self._relay = Relay(_address_towards(address), keys)
+        self._hello = self._introduction("")
         self._socket.setsockopt(zmq.ROUTING_ID, self._hello.boot_id.encode())
         self._socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public.encode())
         self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
@@ -86,7 +91,8 @@ class RemoteSocket:
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._monitor, zmq.POLLIN)
-        self._fetcher = Fetcher(self._pull)
+        self._supply = Supply(self._context, keys, self._poller, self._transmit)
+        self._fetcher = Fetcher(self._store, self._pull, self._relay.give)
         self._link: Link[FromEngine] = Link()
         self._inbox: deque[ToPeer] = deque()
         self._held: set[int] = set()
@@ -99,6 +105,10 @@ class RemoteSocket:
         except zmq.ZMQError as e:
             self.close()
             raise ConfigError(f"--connect {address}: {e.strerror}; write tcp://HOST:PORT") from None
+
+    def _introduction(self, name: str) -> Hello:
+        hello = introduction("engine", name, self._slots, socket.gethostname())
+        return msgspec.structs.replace(hello, store=self._store.name, relay=self._relay.address)
 
     # --- joining ---
 
@@ -120,8 +130,7 @@ class RemoteSocket:
 
     def rejoin(self) -> None:
         """Begin a session as if just started: what was given to the one before goes to others."""
-        fresh = introduction("engine", self._hello.name, self._slots, self._hello.host)
-        self._hello = fresh
+        self._hello = self._introduction(self._hello.name)
         self._link, self._welcome = Link(), None
         self._fetcher.abandon()
         self._inbox.clear()
@@ -162,6 +171,9 @@ class RemoteSocket:
 
     def _wait(self, timeout_s: float) -> bool:
         """Take in a frame or an event of the connection; False when none came."""
+        if self._fetcher.is_waiting:
+            timeout_s = min(timeout_s, LOOK_S)
+            self._deliver(self._fetcher.look())
         ready = dict(self._poller.poll(max(0, round(1000 * timeout_s))))
         if self._monitor in ready:
             self._on_event(recv_monitor_message(self._monitor)["event"])
@@ -172,7 +184,11 @@ class RemoteSocket:
                 raise WireError(f"{self._address} sent what is not a frame: {e}") from None
             self._heard = time.monotonic()
             self._on_frame(frame)
-        return bool(ready)
+        for piece in self._supply.receive():
+            self._deliver(self._fetcher.on_piece(piece))
+        if self._supply.has_failed():
+            self._fetcher.ask_again()
+        return bool(ready or self._inbox)
 
     def _on_event(self, event: int) -> None:
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
@@ -212,6 +228,7 @@ class RemoteSocket:
     def _on_message(self, message: Any) -> None:
         match message:
             case Offer():
+                self._supply.use(message.source, message.notice.checksum)
                 self._deliver(self._fetcher.on_offer(message))
                 return
             case WorkItems():
@@ -222,10 +239,11 @@ class RemoteSocket:
 
     def _deliver(self, notice: Any) -> None:
         if notice is not None:
+            self._supply.close()
             self._inbox.append(NewWeights(notice))
 
     def _pull(self, checksum: str, offset: int) -> None:
-        self._transmit(Pull(self._hello.boot_id, checksum, offset))
+        self._supply.pull(Pull(self._hello.boot_id, checksum, offset))
 
     def _transmit(self, frame: Any) -> None:
         with contextlib.suppress(zmq.Again):  # no connection: `_on_event` sends again what matters
@@ -246,9 +264,20 @@ class RemoteSocket:
     def close(self) -> None:
         if self._welcome is not None:  # so that the end of the run counts as heard
             self._transmit(Received(self._hello.boot_id, self._link.received))
+        self._relay.close()
+        self._supply.close()
         self._fetcher.close()
         self._socket.disable_monitor()
         self._context.destroy(linger=1000)
+
+
+def _address_towards(address: str) -> str:
+    """This machine's own address on the way to `address`; empty if there is none."""
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    with contextlib.suppress(OSError, ValueError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, int(port)))
+        return probe.getsockname()[0]
+    return ""
 
 
 def _in_frames(message: Rollouts) -> list[Rollouts]:

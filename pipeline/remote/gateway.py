@@ -21,9 +21,11 @@ from pipeline.config import Config
 from pipeline.errors import NguError, WireError
 from pipeline.messages import PROTOCOL_VERSION, Heartbeat, Hello, PeerFailed, PeerWarning, Stop
 from pipeline.remote.door import SILENT_S, Door
+from pipeline.remote.host import Host
 from pipeline.remote.keys import run_keys
 from pipeline.remote.parcels import Parcels
 from pipeline.remote.session import Session
+from pipeline.remote.tree import Tree
 from pipeline.remote.wire import Over, Refused, Welcome
 from pipeline.role import run_role
 from pipeline.rundir import read_config
@@ -50,7 +52,10 @@ class Gateway:
         self._peer = PeerSocket(endpoint, self._hello, self._context)
         self._peer.say_hello()
         self._parcels = Parcels()
-        self._counts: Counter[str] = Counter(joined=0, cut_off=0, late=0, refused=0, rejected=0)
+        self._counts: Counter[str] = Counter(joined=0, cut_off=0, late=0, refused=0, rejected=0, sent_bytes=0)
+        self._hosts: dict[str, Host] = {}  # by what their workers share
+        self._tree = Tree(clock)
+        self._copies = 0.0  # that a host was sent of one version at most, by bytes
         self._warned: deque[float] = deque(maxlen=MAX_WARNINGS_A_MINUTE)
         self._next_beat = 0.0
         self._deadline: float | None = None  # once the run has ended
@@ -134,7 +139,8 @@ class Gateway:
         known = msgspec.structs.replace(hello, name=name, pid=0, slots=slots, host=host, via=self._hello.boot_id)
         peer = PeerSocket(self._endpoint, known, self._context)
         self._poller.register(peer.fd, zmq.POLLIN)
-        session = Session(known, routing_id, peer, self._parcels, self._door.send, self._clock)
+        shared = self._hosts.setdefault(hello.store or hello.boot_id, Host(self._tree))
+        session = Session(known, routing_id, peer, shared, self._parcels, self._door.send, self._clock)
         self.sessions[session.id] = session
         self._counts["joined"] += 1
         print(f"{name} joined from {host} with {slots} slots", file=sys.stderr, flush=True)
@@ -158,6 +164,10 @@ class Gateway:
         self._poller.unregister(session.peer.fd)
         session.close()
         del self.sessions[session.id]
+        if session.store not in {s.store for s in self.sessions.values()}:
+            gone = self._hosts.pop(session.store)
+            self._copies = max(self._copies, gone.copies)
+            self._tree.forget(gone)
 
     # --- the coordinator ---
 
@@ -176,12 +186,16 @@ class Gateway:
             self._peer.send(Heartbeat(self.stats()))
 
     def stats(self) -> dict[str, float]:
-        """Workers now, and since the start: joins, cut-offs, late results, Hellos and connections refused, ..."""
+        """Workers and hosts now, and since the start: joins, cut-offs, late results, Hellos and connections refused,
+        bytes of weights and how often a host was sent one version at most, ...
+        """
         counts = Counter(self._counts)
         counts.update(self._door.counts)
         for session in self.sessions.values():
             counts.update(session.counts)
-        return {"workers": float(len(self.sessions)), **{name: float(n) for name, n in sorted(counts.items())}}
+        now = {"workers": float(len(self.sessions)), "hosts": float(len(self._hosts))}
+        copies = max([self._copies, *(host.copies for host in self._hosts.values())])
+        return {**now, "copies": copies, **{name: float(n) for name, n in sorted(counts.items())}}
 
     def fail(self, reason: str) -> None:
         self._peer.send(PeerFailed(reason))

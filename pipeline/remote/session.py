@@ -24,9 +24,10 @@ from pipeline.messages import (
     WeightsRefused,
     WorkItems,
 )
+from pipeline.remote.host import Host, Ware
 from pipeline.remote.link import Link
-from pipeline.remote.parcels import Content, Parcels
-from pipeline.remote.wire import Down, Offer, Pull, Received, Resume, ToWorker, Up
+from pipeline.remote.parcels import Parcels
+from pipeline.remote.wire import Down, Pull, Received, Resume, ToWorker, Up
 from pipeline.soundness import check_heartbeat, check_loaded, one_line
 
 # A worker says its first word after importing its libraries.
@@ -45,25 +46,28 @@ class Session:
         hello: Hello,
         routing_id: bytes,
         peer: PeerSocket,
+        host: Host,
         parcels: Parcels,
         transmit: Callable[[bytes, Any], None],
         clock: Callable[[], float],
     ):
         self.id, self.name, self.host = hello.boot_id, hello.name, hello.host
+        self.store = hello.store or hello.boot_id  # what it shares with the others of its host
+        self._relay = hello.relay
         self.routing_id = routing_id
         self.peer = peer
         self.held: set[int] = set()
-        self.counts: Counter[str] = Counter()  # `late` results of attempts that it does not hold, `rejected` messages
+        # `late` results of attempts that it does not hold, `rejected` messages, `sent_bytes` of weights and tokenizer
+        self.counts: Counter[str] = Counter()
         self.end_reason = ""  # why it is over, once it is
         self._parcels = parcels
         self._transmit = transmit
         self._clock = clock
         self._link: Link[ToWorker] = Link()
-        # One version at a time is on offer, until it is loaded; of those that come meanwhile only the newest waits. A
-        # link slower than the learner's steps would else be told of ever newer versions and complete none.
-        self._on_offer: tuple[Offer, Content] | None = None
-        self._waiting: tuple[Offer, Content] | None = None
-        self._newest = -1  # version on offer so far
+        self._shares = host
+        self._on_offer: Ware | None = None  # until it is loaded
+        self._newest = -1  # version that the coordinator has announced
+        self._given = -1  # version that was on offer last
         self.is_stopped = False
         self._has_spoken = False
         self._heard = clock()
@@ -105,8 +109,11 @@ class Session:
             case WeightsLoaded():
                 self._is_over(message.policy_version)
                 check_loaded(message, self._newest)
+                self._shares.loaded(self.id, message.policy_version, self._relay)
                 self.peer.send(message)
             case WeightsRefused():
+                if self._has_source:
+                    self._shares.relay_failed(message.policy_version)
                 self._is_over(message.policy_version)
                 if message.policy_version <= self._newest:
                     self.peer.send(WeightsRefused(message.policy_version, one_line(message.reason)))
@@ -124,21 +131,39 @@ class Session:
         self.counts["late"] += not is_held
         return is_held
 
+    @property
+    def _has_source(self) -> bool:
+        return self._on_offer is not None and self._on_offer.offer.source != ""
+
     def _is_over(self, version: int) -> None:
         """The worker has loaded or refused a version: it is offered the next."""
-        if self._on_offer is not None and self._on_offer[0].notice.policy_version == version:
+        if self._on_offer is not None and self._on_offer.version == version:
             self._on_offer = None
+            self._shares.leave(self.id)
             self._offer_next()
 
     def _on_pull(self, pull: Pull) -> None:
         content = self._parcels.find(pull.checksum)
         if content is not None:
-            self._transmit(self.routing_id, content.piece(pull.offset))
+            piece = content.piece(pull.offset)
+            self.counts["sent_bytes"] += len(piece.data)
+            self._shares.sent(piece, content.parcel.num_bytes)
+            if (
+                self._on_offer is not None
+                and self._has_source
+                and pull.checksum == self._on_offer.weights.parcel.checksum
+            ):
+                self._shares.relay_failed(self._on_offer.version)
+            self._transmit(self.routing_id, piece)
 
     def _offer_next(self) -> None:
-        if self._on_offer is None and self._waiting is not None:
-            self._on_offer, self._waiting = self._waiting, None
-            self._send(self._on_offer[0])
+        """What the worker's host is given, unless it was on offer here, or is for others yet."""
+        current = self._shares.current
+        if self._on_offer is None and current is not None and self._given < current.version <= self._newest:
+            self._on_offer = self._shares.give(self.id)
+            if self._on_offer is not None:
+                self._given = self._on_offer.version
+                self._send(self._on_offer.offer)
 
     # --- from the coordinator ---
 
@@ -146,6 +171,7 @@ class Session:
         """Pass on what the coordinator has sent to the worker."""
         while (message := self.peer.recv(0)) is not None:
             self._on_order(message)
+        self._offer_next()
 
     def _on_order(self, message: ToPeer) -> None:
         match message:
@@ -157,12 +183,12 @@ class Session:
                 self._send(message)
             case NewWeights():
                 try:
-                    self._waiting = self._parcels.offer(message.notice)
+                    self._shares.announce(Ware(*self._parcels.offer(message.notice)))
                 except WeightError as e:  # damaged; or replaced already, and the newer one is announced next
                     self.peer.send(WeightsRefused(message.notice.policy_version, e.message))
                     return
                 self._newest = max(self._newest, message.notice.policy_version)
-                self._offer_next()
+                self._given = min(self._given, message.notice.policy_version - 1)  # it may be asked to try once more
             case Stop():
                 self.is_stopped = True
                 self._send(message)
@@ -189,4 +215,5 @@ class Session:
         """Give the coordinator back what the worker holds."""
         if not self.is_stopped:
             self.peer.send(Leave(self.id))
+        self._shares.end(self.id)
         self.peer.close()

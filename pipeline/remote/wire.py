@@ -26,11 +26,13 @@ class Parcel(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class Offer(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="offer"):
     """`NewWeights` from afar: the worker fetches the parcel that the notice describes, and `model` before the first.
 
-    `model` holds the files of the notice's model_dir: msgpack, name to bytes.
+    `model` holds the files of the notice's model_dir: msgpack, name to bytes. `source` is the door of a worker on
+    another host, to be asked for the weights first; empty, or when it fails, the gateway is.
     """
 
     notice: WeightsNotice
     model: Parcel
+    source: str = ""
 
 
 ToWorker = WorkItems | Cancel | Stop | Offer

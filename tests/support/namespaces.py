@@ -1,9 +1,13 @@
-"""A second machine of this kernel: a network namespace behind one cable, which the test can cut, slow down or spoil."""
+"""Other machines of this kernel: network namespaces behind a cable, which the test can cut, slow down or spoil."""
 
 import os
 import secrets
 import shutil
 import subprocess
+import sys
+from pathlib import Path
+
+import poor_cable
 
 
 def _run(*argv: str) -> None:
@@ -24,14 +28,17 @@ class Machine:
         self._cable = f"ngu{number}"
         _run("ip", "netns", "add", self.name)
         try:
-            _run("ip", "link", "add", self._cable, "type", "veth", "peer", "name", "eth0", "netns", self.name)
-            _run("ip", "addr", "add", f"{self.here}/30", "dev", self._cable)
-            _run("ip", "link", "set", self._cable, "up")
-            _run("ip", "-n", self.name, "addr", "add", f"{self.there}/30", "dev", "eth0")
-            _run("ip", "-n", self.name, "link", "set", "eth0", "up")
+            self._lay_cable()
+            for inside, address, device in ((False, self.here, self._cable), (True, self.there, "eth0")):
+                ip = ["ip", *(["-n", self.name] if inside else [])]
+                _run(*ip, "addr", "add", f"{address}/30", "dev", device)
+                _run(*ip, "link", "set", device, "up")
         except OSError:
             self.close()
             raise
+
+    def _lay_cable(self) -> None:
+        _run("ip", "link", "add", self._cable, "type", "veth", "peer", "name", "eth0", "netns", self.name)
 
     def argv(self, *argv: str) -> list[str]:
         return ["ip", "netns", "exec", self.name, *argv]
@@ -65,12 +72,42 @@ class Machine:
         subprocess.run(["ip", "link", "del", self._cable], capture_output=True, check=False)
 
 
-def why_not_permitted() -> str:
-    """Empty where this process may make a machine."""
+class FarMachine(Machine):
+    """One that is far away: `delay_s` each way, a share `loss` of the packets lost, `bit_per_s` in each direction."""
+
+    def __init__(self, bit_per_s: float = 100e6, delay_s: float = 0.02, loss: float = 0.01):
+        self._quality = [str(bit_per_s), str(delay_s), str(loss)]
+        self._pump: subprocess.Popen[str] | None = None
+        super().__init__()
+
+    def _lay_cable(self) -> None:
+        far = f"{self._cable}f"
+        argv = [sys.executable, poor_cable.__file__, self._cable, far, *self._quality]
+        self._pump = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+        assert self._pump.stdout is not None
+        if self._pump.stdout.readline() != "ready\n":
+            raise OSError("no /dev/net/tun, or no right to use it")
+        _run("ip", "link", "set", far, "netns", self.name, "name", "eth0")
+
+    def num_bytes_here(self) -> int:
+        """That have arrived from there."""
+        return int(Path(f"/sys/class/net/{self._cable}/statistics/rx_bytes").read_text())
+
+    def close(self) -> None:
+        if self._pump is not None:
+            assert self._pump.stdout is not None
+            self._pump.kill()
+            self._pump.wait()
+            self._pump.stdout.close()
+        super().close()
+
+
+def why_not_permitted(kind: type[Machine] = Machine) -> str:
+    """Empty where this process may make such a machine."""
     if missing := [tool for tool in ("ip", "tc") if shutil.which(tool) is None]:
         return f"no {' and no '.join(missing)} (iproute2) here"
     try:
-        Machine().close()
+        kind().close()
     except OSError as e:
         return str(e)
     return ""

@@ -18,9 +18,10 @@ from bench.planner.plan import Machine, make_plan
 from bench.planner.shape import ModelSize, read_model, size_of
 from bench.planner.work import Job, depth_s, rounds_of, trained_share, work_of
 from pipeline.cli import main
+from pipeline.config import load_config
 from pipeline.errors import ConfigError
 from pipeline.metrics import JsonlSink
-from pipeline.rundir import write_config
+from pipeline.rundir import read_config, write_config
 
 QWEN = {
     "hidden_size": 3584,
@@ -229,3 +230,37 @@ def test_the_benchmark_has_a_job_for_every_size():
         assert rates_for(made).decode_s(64) == pytest.approx(0.011, rel=0.3)
     assert parse_gpus("h100x16") == Gpus("H100", 16)
     assert math.isclose(rates_for(job_for(8)).load_s, 15.24e9 / 35e9, rel_tol=0.01)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, (3, 8, 1, 8, 24)),
+        ({"--model": "70e9,80,8192", "--gpus-per-node": "32"}, (1, 8, 4, 32, 8)),
+        ({"--gpus": "H100x8"}, (0, 8, 1, 8, None)),
+    ],
+)
+def test_a_plan_becomes_the_config_of_a_slurm_job(tmp_path, capsys, changes, expected):
+    (tmp_path / "base.toml").write_text('max_steps = 7\n[cluster]\nkind = "slurm"\npartition = "gpu"\n')
+    file = tmp_path / "cluster.toml"
+    given = {"--model": "7.6e9,28,3584", "--gpus": "H100x32", "--lengths": "1357,8192", "--cluster": str(file)}
+    given |= {"--config": str(tmp_path / "base.toml")} | changes
+    arguments = ["plan", "system", *(part for pair in given.items() for part in pair)]
+    assert main(arguments) == 0
+    said = capsys.readouterr().err
+    assert main(["slurm", str(file), "--run-dir", str(tmp_path / "run")]) == 0
+    config = read_config(tmp_path / "run")
+    table = config.cluster
+    assert table is not None and (table.partition, config.max_steps) == ("gpu", 7)
+    nodes, per_node, tp, head, engines = expected
+    assert (table.engine_nodes, table.engines_per_node, table.gpus_per_engine) == (nodes, per_node, tp)
+    assert (table.head_gpus, config.engines.tp) == (head, tp)
+    assert (config.learner.batch_size, config.engines.kind) == (1024, "sglang")
+    planned = load_config(file)
+    if engines is None:
+        engines = config.engines.count
+        assert engines + config.learner.num_processes == head and "on the head" in said
+    assert planned.engines.count == engines and f"{engines} engines of {planned.engines.slots} slots" in said
+    assert main(arguments) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert main([*arguments, "--gpus-per-node", "1"]) == 2
