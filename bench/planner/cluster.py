@@ -65,12 +65,15 @@ def plan_cluster(job: Job, machine: Machine, max_lag: int, node: int) -> Cluster
 def cluster_config(plan: ClusterPlan, job: Job, base: Config, model: str) -> Config:
     """`base` with what the plan says of engines, learner, staleness and cluster; `model` if it names one."""
     split, has_gpus = plan.period.split, plan.has_gpus
-    engines = {"count": split.engines, "slots": split.slots, "tp": split.tp}
-    if has_gpus:
-        engines["kind"] = "sglang"
     table = base.cluster or SlurmConfig()
     changes = {
-        "engines": msgspec.structs.replace(base.engines, **engines),
+        "engines": msgspec.structs.replace(
+            base.engines,
+            kind="sglang" if has_gpus else base.engines.kind,
+            count=split.engines,
+            slots=split.slots,
+            tp=split.tp,
+        ),
         "learner": msgspec.structs.replace(base.learner, num_processes=split.learners, batch_size=job.batch),
         "staleness": msgspec.structs.replace(base.staleness, max_lag=split.max_lag),
         "cluster": msgspec.structs.replace(

@@ -11,6 +11,7 @@ import pytest
 from bench.overlap.devices import UNIT
 from bench.overlap.scenarios import QWEN_7B, job_for, rates_for
 from bench.overlap.world import World, config_of, simulate
+from bench.planner.cluster import cluster_config, plan_cluster, write_cluster
 from bench.planner.hardware import Gpus, Rates, parse_gpus
 from bench.planner.lengths import Lengths, guessed, read_lengths
 from bench.planner.placements import PLACEMENTS, Split, batch_drain_s, drain_s, period_of, train_s
@@ -18,7 +19,7 @@ from bench.planner.plan import Machine, make_plan
 from bench.planner.shape import ModelSize, read_model, size_of
 from bench.planner.work import Job, depth_s, rounds_of, trained_share, work_of
 from pipeline.cli import main
-from pipeline.config import load_config
+from pipeline.config import Config, load_config
 from pipeline.errors import ConfigError
 from pipeline.metrics import JsonlSink
 from pipeline.rundir import read_config, write_config
@@ -232,35 +233,41 @@ def test_the_benchmark_has_a_job_for_every_size():
     assert math.isclose(rates_for(job_for(8)).load_s, 15.24e9 / 35e9, rel_tol=0.01)
 
 
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, (3, 8, 1, 8, 24)),
-        ({"--model": "70e9,80,8192", "--gpus-per-node": "32"}, (1, 8, 4, 32, 8)),
-        ({"--gpus": "H100x8"}, (0, 8, 1, 8, None)),
-    ],
-)
-def test_a_plan_becomes_the_config_of_a_slurm_job(tmp_path, capsys, changes, expected):
+def test_a_plan_becomes_the_config_of_a_slurm_job(tmp_path, capsys):
     (tmp_path / "base.toml").write_text('max_steps = 7\n[cluster]\nkind = "slurm"\npartition = "gpu"\n')
     file = tmp_path / "cluster.toml"
-    given = {"--model": "7.6e9,28,3584", "--gpus": "H100x32", "--lengths": "1357,8192", "--cluster": str(file)}
-    given |= {"--config": str(tmp_path / "base.toml")} | changes
-    arguments = ["plan", "system", *(part for pair in given.items() for part in pair)]
-    assert main(arguments) == 0
+    given = {"--model": "7.6e9,28,3584", "--gpus": "H100x32", "--lengths": "300,2000", "--cluster": str(file)}
+    given |= {"--config": str(tmp_path / "base.toml"), "--algorithm": "grpo", "--batch": "64"}
+    assert main(["plan", "system", *(part for pair in given.items() for part in pair)]) == 0
     said = capsys.readouterr().err
     assert main(["slurm", str(file), "--run-dir", str(tmp_path / "run")]) == 0
     config = read_config(tmp_path / "run")
     table = config.cluster
     assert table is not None and (table.partition, config.max_steps) == ("gpu", 7)
-    nodes, per_node, tp, head, engines = expected
-    assert (table.engine_nodes, table.engines_per_node, table.gpus_per_engine) == (nodes, per_node, tp)
-    assert (table.head_gpus, config.engines.tp) == (head, tp)
-    assert (config.learner.batch_size, config.engines.kind) == (1024, "sglang")
-    planned = load_config(file)
-    if engines is None:
-        engines = config.engines.count
-        assert engines + config.learner.num_processes == head and "on the head" in said
-    assert planned.engines.count == engines and f"{engines} engines of {planned.engines.slots} slots" in said
-    assert main(arguments) == 2
-    assert "exists already" in capsys.readouterr().err
-    assert main([*arguments, "--gpus-per-node", "1"]) == 2
+    assert table.engine_nodes in (1, 2, 3)
+    assert (table.engines_per_node, table.gpus_per_engine, table.head_gpus) == (8, 1, 8)
+    assert (config.learner.batch_size, config.learner.num_processes, config.engines.kind) == (64, 8, "sglang")
+    planned = load_config(file).engines
+    assert planned.count == 8 * table.engine_nodes
+    assert f"{planned.count} engines of {planned.slots} slots on {table.engine_nodes} node" in said
+    machine, made = Machine(Gpus("H100", 32), None), job()
+    with pytest.raises(ConfigError, match="exists already"):
+        write_cluster(file, plan_cluster(made, machine, 4, 8), made, config, "m")
+
+
+def test_nodes_are_whole_and_large_enough(tmp_path):
+    big, made = ModelSize("70b", 70e9, 70e9, 80, 8192, 1024), job()
+    plan = plan_cluster(job(model=big), Machine(Gpus("H100", 64), None), 4, 32)
+    table = cluster_config(plan, made, Config(), "builtin").cluster
+    assert table is not None
+    assert (plan.engine_nodes, table.engines_per_node, table.gpus_per_engine, table.head_gpus) == (1, 8, 4, 32)
+    own = plan_cluster(made, Machine(Gpus("H100", 12), None), 4, 8)
+    config = cluster_config(own, made, Config(), "builtin")
+    assert config.cluster is not None and (config.cluster.engine_nodes, config.cluster.head_gpus) == (0, 8)
+    assert config.engines.count + config.learner.num_processes == 8, "the rest of a second node is of no use"
+    cpus = plan_cluster(made, Machine(Gpus("CPU", 4), RATES), 4, 2)
+    config = cluster_config(cpus, made, Config(), "builtin")
+    assert config.cluster is not None and (config.cluster.head_gpus, config.engines.kind) == (0, "auto")
+    for gpus, node in ((16, 1), (10, 8)):
+        with pytest.raises(ConfigError, match="larger"):
+            plan_cluster(job(model=big if node == 8 else QWEN_7B), Machine(Gpus("H100", gpus), None), 4, node)

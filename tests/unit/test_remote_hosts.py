@@ -171,13 +171,17 @@ def test_who_stands_still_is_replaced_and_takes_what_the_other_has_fetched(elsew
     first, second = (Fetcher(HostStore("run"), p, clock=lambda: now) for p in pulls)
     assert first.on_offer(offer) is None and second.on_offer(offer) is None
     assert second.is_waiting and not pulls[1]
-    for _ in range(10):  # the model, and some of the weights
+
+    def next_piece() -> None:
         checksum, offset = pulls[0].pop(0)
         first.on_piece(pulls[0].contents[checksum].piece(offset))
+
+    for _ in range(10):  # the model, and some of the weights
+        next_piece()
     second.look()
     now += STALLED_S - 1
     second.look()
-    first.on_piece(pulls[0].contents[checksum].piece(pulls[0].pop(0)[1]))
+    next_piece()
     now += STALLED_S - 1
     second.look()
     assert second.is_waiting, "something had come"
@@ -185,7 +189,7 @@ def test_who_stands_still_is_replaced_and_takes_what_the_other_has_fetched(elsew
     second.look()
     second.look()
     assert pulls[1][0] == (offer.notice.checksum, 10 * PIECE_BYTES), "goes on after what has come"
-    first.on_piece(pulls[0].contents[checksum].piece(pulls[0].pop(0)[1]))
+    next_piece()
     assert first.is_waiting, "nor do both fetch"
     ready = pulls[1].answer(second)
     assert ready is not None and Path(ready.path).read_bytes() == (tmp_path / "weights").read_bytes()
