@@ -14,11 +14,15 @@ import msgspec
 from cyclopts import Parameter
 
 from pipeline import rundir
+from pipeline.cluster.config import RayConfig
+from pipeline.cluster.head import resolve_ray
+from pipeline.cluster.nodes import read_view
 from pipeline.config import Config, load_config
 from pipeline.engines.sglang.environment import find_python
 from pipeline.errors import ConfigError, NguError
 from pipeline.model_path import model_for_task, resolve_model_path
 from pipeline.progress import Progress, duration, number, of
+from pipeline.remote.keys import run_keys
 from pipeline.room import check_room
 from pipeline.tasks.base import TaskSource
 from pipeline.tasks.jsonl import FileTask
@@ -93,12 +97,14 @@ def status(run: ExistingRun, /, *, json: bool = False) -> int:
     path = rundir.find(run)
     progress = Progress(path)
     progress.refresh()
-    facts = progress.status | {"running": rundir.is_running(path)}
+    facts: dict[str, Any] = progress.status | {"running": rundir.is_running(path)}
+    if facts["running"] and (cluster := read_view(path)):
+        facts["cluster"] = cluster
     if json:
         print(msgspec.json.encode(facts).decode())
         return 0
     print(_headline(facts))
-    for line in _status_lines(progress):
+    for line in [*_status_lines(progress), *(facts["cluster"].lines() if "cluster" in facts else [])]:
         print(f"  {line}")
     return 0
 
@@ -140,8 +146,10 @@ def read_arguments(arguments: tuple[str, ...], more: Sequence[str] = ()) -> Conf
 
 def create_run(config: Config, run_dir: Path | None) -> Path:
     """Check everything that can be checked at once, then create the run directory."""
-    config, task = _resolve_task(config)
+    config, task = _resolve_task(resolve_ray(config))
     path = rundir.create(run_dir, _resolve_engines(_resolve_model(resolve_verifier(config))))
+    if isinstance(config.cluster, RayConfig):
+        run_keys(path)  # gateway and engines start at the same time: neither is to make them
     list_set_aside(task, path)
     return path
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import msgspec
 
-from pipeline.cluster.config import SlurmConfig
+from pipeline.cluster.config import ClusterConfig
 from pipeline.errors import ConfigError
 from pipeline.learner_config import LearnerConfig
 from pipeline.sections import Frac, NonNegative, NonNegativeInt, Positive, PositiveInt, Section
@@ -248,7 +248,7 @@ class Config(Section, frozen=True):
     daemon: DaemonConfig = msgspec.field(default_factory=DaemonConfig)
     guards: GuardsConfig = msgspec.field(default_factory=GuardsConfig)
     telemetry: TelemetryConfig = msgspec.field(default_factory=TelemetryConfig)
-    cluster: SlurmConfig | None = None
+    cluster: ClusterConfig | None = None
 
     def __post_init__(self):
         if not (self.max_steps or self.max_rollouts):

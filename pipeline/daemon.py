@@ -19,6 +19,8 @@ from pathlib import Path
 import msgspec
 
 from pipeline import checkpoints, rundir
+from pipeline.cluster.config import RayConfig
+from pipeline.cluster.head import check_ray
 from pipeline.config import Config
 from pipeline.engine_control import EngineControl
 from pipeline.errors import NguError
@@ -142,6 +144,8 @@ class Supervisor:
             self.roles.append(Role(name, argv))
         if self.config.daemon.listen:
             self.roles.append(Role("gateway", [*python, "pipeline.remote.gateway", run]))
+        if isinstance(self.config.cluster, RayConfig):
+            self.roles.append(Role("ray", [*python, "pipeline.cluster.ray_role", run]))
         for role in self.roles:
             self._start(role)
 
@@ -314,6 +318,7 @@ def run(run_dir: Path, resume: bool) -> int:
     Raises ConfigError when another process holds the run.
     """
     config = rundir.read_config(run_dir)
+    check_ray(config)
     with rundir.lock(run_dir):
         rundir.write_atomic(run_dir / "daemon.pid", str(os.getpid()).encode())
         supervisor = Supervisor(run_dir, config)

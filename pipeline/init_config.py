@@ -67,9 +67,10 @@ def _render_table(
     for name, options in tables:
         value = values[name]
         if value is None:
-            yield "#"
-            yield "# ---- or, which is off as it stands, with ----"
-            yield from _render_alternative((*path, name), options[0])
+            for option in options:
+                yield "#"
+                yield "# ---- or, which is off as it stands, with ----"
+                yield from _render_alternative((*path, name), option)
             continue
         chosen = next(o for o in options if o.tag_field is None or o.tag == value[o.tag_field])
         yield ""

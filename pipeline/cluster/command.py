@@ -1,15 +1,14 @@
 """`ngu slurm`: a run, made here, that Slurm carries to its end."""
 
-import secrets
 import shutil
 import subprocess
 from pathlib import Path
 from typing import Annotated
 
-import msgspec
 from cyclopts import Parameter
 
 from pipeline.cluster.config import SlurmConfig
+from pipeline.cluster.head import check_gpus, without_engines
 from pipeline.cluster.slurm import job_script
 from pipeline.commands import Arguments, RunDir, create_run, read_arguments, shown
 from pipeline.config import Config
@@ -17,8 +16,6 @@ from pipeline.errors import ConfigError, NguError
 from pipeline.remote.keys import run_keys
 
 SCRIPT = "job.sbatch"
-# Below the ports that Linux hands out by itself.
-_FIRST_PORT, _NUM_PORTS = 20_000, 10_000
 
 
 def slurm(
@@ -34,11 +31,11 @@ def slurm(
         raise ConfigError(f"{out} exists already; give another --out or remove it")
     config = read_arguments(arguments)
     table = config.cluster
-    if table is None:
+    if not isinstance(table, SlurmConfig):
         raise ConfigError('the config has no table [cluster] with kind = "slurm"; `ngu init` writes one to fill in')
     _check(config, table)
     if table.engine_nodes:
-        config = _without_engines(config)
+        config = without_engines(config, "0.0.0.0")
     run = create_run(config, run_dir)
     if table.engine_nodes:
         run_keys(run)  # now, so that engines need not wait for it
@@ -54,29 +51,14 @@ def slurm(
 
 def _check(config: Config, table: SlurmConfig) -> None:
     """What the table says must fit the others."""
-    engines, ranks = config.engines, config.learner.num_processes
+    ranks = config.learner.num_processes
     if 0 < table.head_gpus < ranks:
         raise ConfigError(
             f"cluster.head_gpus = {table.head_gpus}, but each of learner.num_processes = {ranks} needs a GPU; "
             "raise it, or set it to 0 to train on CPUs"
         )
-    if not table.engine_nodes:
-        return
-    if engines.gpus or engines.urls:
-        raise ConfigError("engines.gpus and engines.urls name what one machine has; remove them, Slurm hands out GPUs")
-    if engines.kind == "sglang" and table.gpus_per_engine not in (0, engines.tp):
-        raise ConfigError(
-            f"cluster.gpus_per_engine = {table.gpus_per_engine}, but engines.tp = {engines.tp} GPUs serve one engine; "
-            "set them alike"
-        )
-
-
-def _without_engines(config: Config) -> Config:
-    """The config of the head, which has a port for engines in place of its own."""
-    listen = config.daemon.listen or f"tcp://0.0.0.0:{_FIRST_PORT + secrets.randbelow(_NUM_PORTS)}"
-    engines = msgspec.structs.replace(config.engines, count=0)
-    daemon = msgspec.structs.replace(config.daemon, listen=listen)
-    return msgspec.structs.replace(config, engines=engines, daemon=daemon)
+    if table.engine_nodes:
+        check_gpus(config, table.gpus_per_engine)
 
 
 def _submit(script: Path) -> str:

@@ -1,7 +1,7 @@
-"""The table [cluster]: what a run asks of a cluster's scheduler."""
+"""The table [cluster]: what a run asks of a cluster's scheduler, Slurm or Ray."""
 
 import re
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -10,6 +10,7 @@ from pipeline.sections import NonNegativeInt, PositiveInt, Section
 # minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes, days-hours:minutes:seconds
 _TIME = re.compile(r"\d+(:\d\d){0,2}|\d+-\d{1,2}(:\d\d){0,2}")
 _NAME = re.compile(r"[\w.,@+-]*")
+_ADDRESS = re.compile(r"[\w.-]+:\d{1,5}")
 _OPTION = re.compile(r"--[a-z][a-z-]*(=[^\n]+)?")
 
 
@@ -57,3 +58,26 @@ class SlurmConfig(Section, frozen=True, tag_field="kind", tag="slurm"):
         for option in (*self.head_options, *self.engine_options):
             if not _OPTION.fullmatch(option):
                 raise ValueError(f'{option!r} is no option of sbatch; write it as "--mem=0"')
+
+
+class RayConfig(Section, frozen=True, tag_field="kind", tag="ray"):
+    """`ngu train` places the engines with Ray (docs/CLUSTER.md): `engines` of them, each with `cpus_per_engine` and
+    `gpus_per_engine`, in place of engines.count; all else is on the machine where the command was given.
+
+    `address`, "auto" or "HOST:PORT", is that of a cluster of which this machine is a node; empty starts one of this
+    machine alone, which ends with the run. `spread` puts engines on as many nodes as there are, `pack` on as few. Those
+    of a node that is lost go to others.
+    """
+
+    address: str = ""
+    engines: PositiveInt = 1
+    cpus_per_engine: PositiveInt = 1
+    gpus_per_engine: NonNegativeInt = 0
+    strategy: Literal["spread", "pack"] = "spread"
+
+    def __post_init__(self):
+        if self.address not in ("", "auto") and not _ADDRESS.fullmatch(self.address):
+            raise ValueError(f'address = {self.address!r} is not written "auto" or "HOST:PORT", as in "10.0.0.1:6379"')
+
+
+ClusterConfig = SlurmConfig | RayConfig

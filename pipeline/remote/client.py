@@ -68,14 +68,14 @@ class RemoteSocket:
     comes back too late, its work is with others: it is cancelled here, and the worker joins as if just started.
     """
 
-    def __init__(self, address: str, key: Path, slots: int):
+    def __init__(self, address: str, key: Path, slots: int, place: int = -1):
         keys = read_keys(key, WorkerKeys)
         self._address, self._key, self._slots = address, key, slots
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._store = HostStore(keys.gateway_public)
         self._relay = Relay(_address_towards(address), keys)
-        self._hello = self._introduction("")
+        self._hello = self._introduction("", place)
         self._socket.setsockopt(zmq.ROUTING_ID, self._hello.boot_id.encode())
         self._socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public.encode())
         self._socket.setsockopt(zmq.CURVE_SECRETKEY, keys.secret.encode())
@@ -106,9 +106,9 @@ class RemoteSocket:
             self.close()
             raise ConfigError(f"--connect {address}: {e.strerror}; write tcp://HOST:PORT") from None
 
-    def _introduction(self, name: str) -> Hello:
+    def _introduction(self, name: str, place: int) -> Hello:
         hello = introduction("engine", name, self._slots, socket.gethostname())
-        return msgspec.structs.replace(hello, store=self._store.name, relay=self._relay.address)
+        return msgspec.structs.replace(hello, store=self._store.name, relay=self._relay.address, place=place)
 
     # --- joining ---
 
@@ -130,7 +130,7 @@ class RemoteSocket:
 
     def rejoin(self) -> None:
         """Begin a session as if just started: what was given to the one before goes to others."""
-        self._hello = self._introduction(self._hello.name)
+        self._hello = self._introduction(self._hello.name, self._hello.place)
         self._link, self._welcome = Link(), None
         self._fetcher.abandon()
         self._inbox.clear()
@@ -214,6 +214,8 @@ class RemoteSocket:
                 self._welcome = None
             case Over() if frame.session == self._hello.boot_id and self._welcome is not None:
                 lost = tuple(self._held)
+                # While it was out of reach, another may have been started in its place: that one has the better claim.
+                self._hello = msgspec.structs.replace(self._hello, place=-1)
                 self.rejoin()
                 self._inbox.append(Cancel(lost))
             case Received() if frame.session == self._hello.boot_id:

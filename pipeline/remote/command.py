@@ -1,6 +1,7 @@
 """`ngu worker`: lends this machine to a run on another."""
 
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Annotated
 import msgspec
 from cyclopts import Parameter
 
+from pipeline import lifeline
 from pipeline.config import Config, parse_config
 from pipeline.daemon import ROLE_ENV
 from pipeline.engines.sglang.environment import find_python
@@ -23,6 +25,7 @@ def worker(
     connect: Annotated[str, Parameter(help="Where the run listens (its daemon.listen), as tcp://HOST:5555.")],
     key: Annotated[Path, Parameter(help="A copy of RUN/keys/worker.key.")],
     slots: Annotated[int, Parameter(help="Rollouts at once. Default: engines.slots of the run.")] = 0,
+    place: Annotated[int, Parameter(help="A number of its own: an earlier worker of the same number is dead.")] = -1,
 ) -> int:
     """Generate rollouts for a run on another machine, until it ends; Ctrl-C or SIGTERM gives the work back.
 
@@ -32,8 +35,9 @@ def worker(
         raise ConfigError(f"--connect {connect}: write tcp://HOST:PORT")
     if slots < 0:
         raise ConfigError("--slots must be above 0")
+    lifeline.hold()  # of the process that has started this one, if that one holds a lifeline
     os.environ |= ROLE_ENV  # before torch is imported
-    socket = RemoteSocket(connect, key, slots)
+    socket = RemoteSocket(connect, key, slots, place)
     signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))  # until there is work to give back
     try:
         welcome = socket.join()
@@ -58,5 +62,19 @@ def _config(welcome: Welcome) -> Config:
     config = parse_config(welcome.config, "the run's config")
     if config.engines.kind != "sglang":
         return config
-    engines = msgspec.structs.replace(config.engines, python=find_python(config.engines))
-    return msgspec.structs.replace(config, engines=engines)
+    python, gpus = find_python(config.engines), given_gpus(config.engines.tp)
+    return msgspec.structs.replace(config, engines=msgspec.structs.replace(config.engines, python=python, gpus=gpus))
+
+
+def given_gpus(num: int) -> tuple[int, ...]:
+    """Of the GPUs that a scheduler has set aside for this process `num`; empty where none has: the first ones.
+
+    Raises ConfigError when there are fewer.
+    """
+    given = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if not re.fullmatch(r"\d+(,\d+)*", given):
+        return ()
+    gpus = tuple(map(int, given.split(",")))
+    if len(gpus) < num:
+        raise ConfigError(f"CUDA_VISIBLE_DEVICES={given}, but engines.tp = {num} GPUs serve one engine; set them alike")
+    return gpus[:num]

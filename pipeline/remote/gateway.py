@@ -111,6 +111,9 @@ class Gateway:
             for earlier in [s for s in self.sessions.values() if s.routing_id == routing_id]:
                 earlier.end_reason = "left"  # it lost its engine's server, and begins anew
                 self._end(earlier)
+            for earlier in [s for s in self.sessions.values() if s.place == hello.place >= 0]:
+                earlier.end_reason = "was started again; its attempts are launched again"
+                self._end(earlier)
             session = self._begin(routing_id, hello)
         self._door.send(routing_id, Welcome(session.id, session.name, self._engine_config(hello.slots)))
 
@@ -133,7 +136,8 @@ class Gateway:
         taken = {session.name for session in self.sessions.values()}
         free = [name for i in range(len(taken) + 1) if (name := f"remote{i}") not in taken]
         # One that comes back keeps its name, so that its figures stay in one curve.
-        name = hello.name if re.fullmatch(r"remote\d{1,4}", hello.name) and hello.name not in taken else free[0]
+        wanted = hello.name or f"remote{hello.place}"
+        name = wanted if re.fullmatch(r"remote\d{1,4}", wanted) and wanted not in taken else free[0]
         slots = hello.slots or self._config.engines.slots
         host = one_line(hello.host)
         known = msgspec.structs.replace(hello, name=name, pid=0, slots=slots, host=host, via=self._hello.boot_id)

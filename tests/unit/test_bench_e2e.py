@@ -13,8 +13,8 @@ from bench.suite.e2e.runs import Mark, Run, Trained, put_aside
 from bench.suite.e2e.trl import TrlConfig
 
 
-def step_record(step: int, wall_s: float, busy_s: float) -> dict:
-    metrics = {"wall_s": wall_s, "step_s": 0.5, "publish_s": 0.25, "engine-0/busy_s": busy_s}
+def step_record(step: int, wall_s: float, busy_s: float, engine: str) -> dict:
+    metrics = {"wall_s": wall_s, "step_s": 0.5, "publish_s": 0.25, f"{engine}/busy_s": busy_s}
     core_s = {"engine": 3.0 + wall_s, "learner": 1.0}
     return {
         "kind": "step",
@@ -26,12 +26,13 @@ def step_record(step: int, wall_s: float, busy_s: float) -> dict:
     }
 
 
-def test_a_run_of_ours_is_read_from_its_metrics(tmp_path: Path):
+@pytest.mark.parametrize("engine", ["engine-0", "remote0"])
+def test_a_run_of_ours_is_read_from_its_metrics(engine: str, tmp_path: Path):
     run, models = tmp_path / "run", tmp_path / "models"
     run.mkdir()
     records = [{"kind": "eval", "step": 0, "rollouts": 0, "tokens": 0, "core_s": {"engine": 3.0, "learner": 0.5}}]
-    records += [step_record(step, 2.0 * step, 10.0 + 1.8 * step) for step in (1, 2, 3)]
-    records += [step_record(step, 2.0 * step, 15.4) for step in (4, 5)]  # nothing is launched any more
+    records += [step_record(step, 2.0 * step, 10.0 + 1.8 * step, engine) for step in (1, 2, 3)]
+    records += [step_record(step, 2.0 * step, 15.4, engine) for step in (4, 5)]  # nothing is launched any more
     (run / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
     for name in ("2", "3", "3.partial"):
         (models / name).mkdir(parents=True)

@@ -48,8 +48,8 @@ def gateway():
     made.close()
 
 
-def joined(gateway: GatewayThread, address: str = "", slots: int = 0) -> RemoteSocket:
-    worker = RemoteSocket(address or gateway.address, gateway.key, slots)
+def joined(gateway: GatewayThread, address: str = "", slots: int = 0, place: int = -1) -> RemoteSocket:
+    worker = RemoteSocket(address or gateway.address, gateway.key, slots, place)
     worker.join()
     return worker
 
@@ -168,6 +168,28 @@ def test_a_worker_gets_config_weights_and_work_and_gives_back_what_it_holds(gate
     gateway.coordinator.send("remote0", Stop())
     take(again, Stop)
     again.close()
+
+
+def test_one_that_is_started_again_takes_the_place_of_the_one_before_at_once(gateway):
+    first, other = (joined(gateway, place=place) for place in (4, -1))
+    assert (first._hello.name, other._hello.name) == ("remote4", "remote0")
+    until(lambda: len(gateway.engines()) == 2, "their Hellos")
+    gateway.coordinator.send("remote4", WorkItems(some_work(1, 2)))
+    assert take(first, WorkItems)
+    again = joined(gateway, place=4)
+    assert again._hello.name == "remote4"
+    (left,) = until(lambda: gateway.of(Leave), "what the first one had to be given back")
+    assert left.boot_id == gateway.engines()[0].boot_id
+    assert "started again" in until(lambda: gateway.of(PeerWarning), "a warning")[0].text
+
+    first.send(Rollouts((rollout(1),)))  # it was only out of reach, and has to begin anew beside the other
+    assert take(first, Cancel).attempt_ids == (2,)
+    until(lambda: len(gateway.engines()) == 4, "its Hello")
+    assert gateway.engines()[-1].name == "remote1"
+    until(lambda: gateway.stats["workers"] == 3, "three workers")
+    assert not gateway.of(Rollouts)
+    for worker in (first, other, again):
+        worker.close()
 
 
 def test_a_version_under_way_is_finished_and_those_between_are_skipped(gateway):

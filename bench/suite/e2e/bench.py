@@ -20,11 +20,12 @@ from bench.suite.results import commit
 from pipeline.errors import ConfigError, NguError
 from pipeline.sections import PositiveInt
 
-Arm = Literal["async", "sync", "fixed", "trl"]
+Arm = Literal["async", "sync", "fixed", "ray", "trl"]
 SETTINGS: dict[Arm, list[str]] = {
     "async": [],
     "sync": ["staleness.max_lag=0"],
     "fixed": ["sampler.kind=fixed", "sampler.num_rollouts=8"],
+    "ray": ["cluster.kind=ray"],
 }
 THRESHOLDS = (0.3, 0.6)
 Cost = Literal["seconds", "rollouts"]
@@ -34,7 +35,7 @@ ROLLOUTS_PER_STEP = 384
 
 class E2EBench(Benchmark, frozen=True):
     """Each seed runs every arm in turn: `async` (as `ngu train` does it), `sync` (the same at max_lag 0), `fixed`
-    (`async` with eight rollouts a problem, as TRL's) and `trl`.
+    (`async` with eight rollouts a problem, as TRL's), `ray` (`async` with its engine on a Ray cluster) and `trl`.
 
     `steps` optimizer steps of 384 rollouts; `trl.steps` and the rest of `trl` are those of TRL. Weights are put aside
     every `every_steps` and judged by `rollouts` rollouts of each of the 72 hard problems, at the end `final_rollouts`
@@ -145,6 +146,7 @@ def _rows(runs: Sequence[Run], arms: Sequence[Arm], say: Say) -> list[Row]:
             rows += _crossings(arm, found, threshold, say)
     if "async" in by_arm:
         rows += _against(by_arm, "sync", {"rollouts": {"at_least": 1.5}}, say)
+        rows += _against(by_arm, "ray", {"rollouts": {"at_most": 1 / 0.95}}, say)
         rows += _against(by_arm, "trl", {"rollouts": {"at_least": 3.0}, "time": {"at_most": 0.25}}, say)
     return rows
 

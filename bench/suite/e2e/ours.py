@@ -78,7 +78,7 @@ def _engine_idle(steps: Sequence[Record]) -> float:
     that out.
     """
     steps = steps[: max(2, len(steps) - TAIL_STEPS)]
-    names = [name for name in steps[-1]["metrics"] if re.fullmatch(r"engine-\d+/busy_s", name)]
+    names = [name for name in steps[-1]["metrics"] if re.fullmatch(r"(engine-|remote)\d+/busy_s", name)]
     wall = [r["metrics"]["wall_s"] for r in steps]
     shares = [np.polyfit(wall, [r["metrics"][name] for r in steps], 1)[0] for name in names]
     return float(1 - np.mean(shares))
