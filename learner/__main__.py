@@ -6,6 +6,7 @@ learner.num_processes above 1 every rank does all of that at the same time, and 
 
 import argparse
 import os
+import resource
 import signal
 import sys
 import time
@@ -29,6 +30,7 @@ from pipeline.messages import (
     BatchRequest,
     Heartbeat,
     PeerFailed,
+    PeerWarning,
     PublishAgain,
     Save,
     SetLearningRate,
@@ -81,6 +83,7 @@ class LearnerRole:
             self.publisher = WeightPublisher(weights_dir(run_dir))
             self.recorder = Recorder(run_dir, config.daemon.replay_gib, self.learner.policy_version)
         self._heartbeat_due = 0.0
+        self._num_micro_batches = 0  # that the step in training has behind it
         self._startup_s = process_age_s()
 
     def run(self) -> None:
@@ -111,8 +114,9 @@ class LearnerRole:
             self._heartbeat()
 
     def _train(self, batch: Batch) -> WeightsNotice:
+        self._num_micro_batches = 0
         with tracing.span("step", version=self.learner.policy_version + 1, groups=len(batch.groups)):
-            report = self.learner.step(batch.groups, batch.num_attempts, self._heartbeat)
+            report = self.learner.step(batch.groups, batch.num_attempts, self._on_progress)
         if report.warning and self.ranks.is_first:
             self._keep_refused(batch, report.warning)
         publish_started = time.perf_counter()
@@ -128,6 +132,10 @@ class LearnerRole:
         warning = report.warning or report.alarm
         self.socket.send(StepDone(report.policy_version, notice, report.metrics, where, warning))
         return notice
+
+    def _on_progress(self) -> None:
+        self._num_micro_batches += 1
+        self._heartbeat()
 
     def _publish(self) -> WeightsNotice:
         with tracing.span("publish", version=self.learner.policy_version):
@@ -161,6 +169,8 @@ class LearnerRole:
                 "policy_version": self.learner.policy_version,
                 "ranks": self.ranks.size,
                 "startup_s": self._startup_s,
+                "micro_batches": self._num_micro_batches,
+                "peak_gib": peak_gib(),
             }
             self.socket.send(Heartbeat({name: float(value) for name, value in stats.items()}))
 
@@ -172,6 +182,13 @@ def process_age_s() -> float:
         return 0.0
     ticks = int(stat.read_text().rpartition(")")[2].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
+def peak_gib() -> float:
+    """The most memory that this process has held: of the GPU where there is one, else of the host."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated() / (1 << 30)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1 << 20)
 
 
 def weights_dir(run_dir: Path) -> Path:
@@ -193,7 +210,6 @@ def main(argv: list[str] | None = None) -> None:
     run_dir = args.run_dir.resolve()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that shared memory is given back
     socket = PeerSocket(ENDPOINT, introduction("learner", args.name, slots=1)) if args.rank == 0 else None
-    size = 1
     try:
         if socket is not None:
             socket.say_hello()
@@ -205,10 +221,11 @@ def main(argv: list[str] | None = None) -> None:
         LearnerRole(run_dir, config, GroupSocket(socket, ranks), args.resume, ranks).run()
         leave_ranks(ranks)
     except Exception as e:
-        # One of several ranks may have failed because another died: the supervisor, which sees all, starts them again.
-        if socket is not None and (size == 1 or isinstance(e, NguError)):
-            lines = e.message.splitlines() if isinstance(e, NguError) else f"{type(e).__name__}: {e}".splitlines()
-            socket.send(PeerFailed(lines[0]))
+        # What is expected would happen again; after anything else the supervisor starts another, within its budget.
+        if socket is not None and isinstance(e, NguError):
+            socket.send(PeerFailed(e.message.splitlines()[0]))
+        elif socket is not None:
+            socket.send(PeerWarning(f"the learner fell over: {type(e).__name__}: {e}".splitlines()[0]))
         raise
     finally:
         if socket is not None:

@@ -22,6 +22,7 @@ from pipeline.learner_config import LearnerConfig
 from pipeline.sections import Frac, NonNegative, NonNegativeInt, Positive, PositiveInt, Section
 from pipeline.staleness import Policy
 from pipeline.tasks.registry import ShowYourWorkConfig, TaskConfig
+from pipeline.urls import check_server_url
 from samplers.never_give_up import NeverGiveUpConfig
 from samplers.registry import SamplerConfig
 
@@ -87,7 +88,9 @@ class EnginesConfig(Section, frozen=True):
 
     The rest is for `sglang`. `kv = "recompute"` computes the cache of running requests anew after every update; `keep`,
     the only way of the other kinds, leaves it. `tp` GPUs serve one engine, handed out from `gpus` in order (empty: from
-    0 on). `flags` go to the server as they are. `urls` names one running server an engine, instead of starting any.
+    0 on). `flags` go to the server as they are. `urls` names one running server an engine, instead of starting any. On
+    another machine it has to be https, and `push` be "disk": `private_network = true` says that nobody else is on the
+    network there, and allows plain HTTP and the broadcasts of gloo and NCCL, which nothing encrypts either.
     `push` is how weights get there: `auto` is gloo to a CPU, NCCL where a GPU is left over, else a file both can read.
     `python` is the interpreter that has sglang (empty: that of `just sglang`, else this one). A server that generates
     nothing, or does not finish an update, for `hang_s` seconds is started again; keep it under daemon.hang_s.
@@ -101,19 +104,23 @@ class EnginesConfig(Section, frozen=True):
     gpus: tuple[NonNegativeInt, ...] = ()
     flags: tuple[str, ...] = ()
     urls: tuple[str, ...] = ()
+    private_network: bool = False
     push: Literal["auto", "gloo", "nccl", "disk"] = "auto"
     python: str = ""
     hang_s: Positive = 45.0
 
     def __post_init__(self):
-        if self.kind != "sglang" and (self.kv != "keep" or self.gpus or self.flags or self.urls or self.tp != 1):
-            raise ValueError("kv, tp, gpus, flags and urls are for engines.kind = sglang")
+        theirs = (self.kv != "keep", self.gpus, self.flags, self.urls, self.private_network, self.tp != 1)
+        if self.kind != "sglang" and any(theirs):
+            raise ValueError("kv, tp, gpus, flags, urls and private_network are for engines.kind = sglang")
         if self.gpus and len(self.gpus) != self.count * self.tp:
             raise ValueError(
                 f"gpus names {len(self.gpus)}, and {self.count} engines of {self.tp} need as many together"
             )
         if self.urls and len(self.urls) != self.count:
             raise ValueError(f"urls names {len(self.urls)} servers and count is {self.count}: set them alike")
+        for url in self.urls:
+            check_server_url(url, self.push, self.private_network)
 
     def gpus_of(self, index: int) -> tuple[int, ...]:
         """The GPUs of engine number `index`, where there are any."""
@@ -205,10 +212,10 @@ class DaemonConfig(Section, frozen=True):
     """`checkpoint_every_steps = 0` keeps only the final checkpoint, and one whenever the journal has grown to 1 GiB.
 
     A process that dies is started again after `restart_wait_s` seconds, which double each time, and at most
-    `max_restarts` times in any hour. One that says nothing for `hang_s` seconds is killed; raise it where one
-    micro-batch, one checkpoint or loading the model takes longer. Attempts that ended more than `ledger_keep_steps`
-    steps ago are kept as sums by problem only. The batches of the newest steps are kept for `ngu replay`, as many as
-    fit into `replay_gib` GiB (about 20 bytes a token); 0 keeps none.
+    `max_restarts` times in any hour: each engine, and all others together. One that says nothing for `hang_s` seconds
+    is killed; raise it where one micro-batch, one checkpoint or loading the model takes longer. Attempts that ended
+    more than `ledger_keep_steps` steps ago are kept as sums by problem only. The batches of the newest steps are kept
+    for `ngu replay`, as many as fit into `replay_gib` GiB (about 20 bytes a token); 0 keeps none.
 
     `listen`, as "tcp://0.0.0.0:5555", lets engines on other machines join by `ngu worker`, with the key that the run
     makes in RUN/keys; empty: none. The attempts of one that is not heard for `hang_s` seconds are launched again.

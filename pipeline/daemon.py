@@ -3,7 +3,7 @@
 What dies is replaced alone; of the learner all ranks together, from the newest checkpoint, and the coordinator brings
 them to where the run is. When the coordinator dies, or the learner twice at the same step, everything starts again
 from the last checkpoint. A coordinator or learner that ends with an expected error (status 1 or 2) ends the run: trying
-again would end the same way.
+again would end the same way. So does a budget of restarts that is spent, but an engine's only if no other generates.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from pipeline.cluster.head import check_ray
 from pipeline.config import Config
 from pipeline.engine_control import EngineControl
 from pipeline.errors import NguError
-from pipeline.guards import HangWatch, RestartBudget
+from pipeline.guards import MAX_RESTART_WAIT_S, HangWatch, RestartBudget
 from pipeline.lifeline import LIFELINE_ENV, tie
 from pipeline.logs import LogStream, RoleLog
 from pipeline.role import LEAVE_SIGNAL, PARENT_ENV
@@ -65,7 +65,7 @@ class Supervisor:
         self.config = config
         self.roles: list[Role] = []
         self.logs: dict[str, RoleLog] = {}
-        self.restarts = RestartBudget(config.daemon.max_restarts, config.daemon.restart_wait_s)
+        self._budgets: dict[str, RestartBudget] = {}  # by engine, and of all other roles together
         self.stop_requested = False
         self._learner_died_at = -1  # the step, since everything was started
         self._lifeline = run_dir / "ipc" / "lifeline"
@@ -79,7 +79,7 @@ class Supervisor:
                 return ended.status
             resume = True
             print(f"supervisor: {ended.reason}; starting again from the last checkpoint", file=sys.stderr)
-            time.sleep(self.restarts.take())
+            time.sleep(self._budget().take())
         return 0
 
     def _live(self, resume: bool) -> RoleEnded | None:
@@ -225,7 +225,8 @@ class Supervisor:
     def _on_death(self, role: Role, status: int) -> None:
         how = f"{role.name} was killed by signal {-status}" if status < 0 else f"{role.name} exited with {status}"
         reason = f"{how} ({self._last_line(role)})"
-        if self.restarts.is_spent:
+        budget = self._budget(role.name)
+        if budget.is_spent and not self._others_generate(role):
             reason = f"{reason}; no restarts are left in this hour (daemon.max_restarts)"
             raise RoleEnded(reason, fatal=True, status=1)
         is_coordinator = role is self.roles[0]
@@ -236,10 +237,27 @@ class Supervisor:
             raise RoleEnded(reason, fatal=True, status=status)
         if is_coordinator or (role.rank is not None and self._is_beyond_help()):
             raise RoleEnded(reason, fatal=False, status=1)
-        wait_s = self.restarts.take()
-        print(f"supervisor: {reason}; starting it again in {wait_s:g} s", file=sys.stderr)
+        wait_s = budget.take()
+        print(f"supervisor: {reason}; starting it again in {round(wait_s, 1):g} s", file=sys.stderr)
         for again in [role] if role.rank is None else self._renewed_learner():
             again.due = time.monotonic() + wait_s
+
+    def _budget(self, name: str = "") -> RestartBudget:
+        """An engine that dies again and again takes nothing from the others, nor from the roles that all need."""
+        daemon = self.config.daemon
+        new = RestartBudget(daemon.max_restarts, daemon.restart_wait_s)
+        return self._budgets.setdefault(name if name in self._engine_names else "", new)
+
+    def _others_generate(self, role: Role) -> bool:
+        """Whether `role` is an engine and another lives, or soon will; one that waits for its budget does not count."""
+        if role.name not in self._engine_names or not self.config.daemon.max_restarts:
+            return False
+        soon = time.monotonic() + MAX_RESTART_WAIT_S
+        others = [r for r in self.roles if r is not role and r.name in self._engine_names]
+        if any(self.is_alive(r.name) and (r.due is None or r.due <= soon) for r in others):
+            return True
+        peers = rundir.read_status(self.run_dir).get("peers", {}).values()
+        return any(peer["role"] == "engine" and peer["host"] for peer in peers)
 
     def _is_beyond_help(self) -> bool:
         """Whether a learner that has died is not replaced alone: the run is stopping, or it came no further than the

@@ -82,9 +82,12 @@ class RestartBudget:
         return len(self._taken) >= self._limit
 
     def take(self) -> float:
-        """Count a restart; the seconds to wait before it. Not when the budget is spent."""
-        assert not self.is_spent
-        wait_s = min(self._wait_s * 2.0 ** len(self._taken), MAX_RESTART_WAIT_S)
+        """Count a restart; the seconds to wait before it, which is until the hour is over if the budget is spent."""
+        if self.is_spent:
+            assert self._limit, "there is no hour after which it may start again"
+            wait_s = self._taken[-self._limit] + RESTART_WINDOW_S - self._clock()
+        else:
+            wait_s = min(self._wait_s * 2.0 ** len(self._taken), MAX_RESTART_WAIT_S)
         self._taken.append(self._clock())
         return wait_s
 
@@ -147,6 +150,17 @@ class ClockGuard:
             return 0.0
         jump, self._offset_s = wall - after - self._offset_s, wall - after
         return jump if abs(jump) > MIN_JUMP_S else 0.0
+
+
+def is_process(pid: int) -> bool:
+    """Whether a process of this machine lives, or has yet to be waited for; 0, one of another machine, always does."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):  # a peer may claim any number
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def tree_bytes(root: int) -> int:

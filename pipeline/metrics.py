@@ -9,7 +9,8 @@ training, `core_s` {role: CPU seconds}, those of evaluation included. Besides:
   `pass_at_k`, `best_at_k`, `worst_at_k` {k: mean over problems}; `correct_by_tokens`, `num_by_tokens` {least tokens of
   the bucket, "16" for 16 to 31: value}; `solved` {rollouts of a problem: [problems right 0, 1, ... times]}
 - `warning`: `time`, `text`
-- `failure`: `time`, `reason`, `metrics` of the time since the last step; the run ends with it
+- `failure`: `time`, `reason`, `metrics` of the time since the last step, of the batch in training (`in_step/...`) and
+  what the learner last said of itself (`learner/...`); the run or its learner ended there
 - `levels`: `rollouts_by_level` {level: {"launched": n, "trained": n, "correct": n}}, `left_out`: what the staleness
   rule left out (`Tally.left_out`)
 """

@@ -36,7 +36,7 @@ _FROM: dict[Role, tuple[type, ...]] = {
     "engine": get_args(FromEngine),
     "evaluator": get_args(FromEngine),
     "verifier": (Judgements, Heartbeat, PeerFailed),
-    "learner": (BatchRequest, StepDone, Heartbeat, PeerFailed),
+    "learner": (BatchRequest, StepDone, Heartbeat, PeerFailed, PeerWarning),
     "gateway": (Heartbeat, PeerFailed, PeerWarning),
 }
 

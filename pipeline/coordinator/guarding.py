@@ -1,9 +1,10 @@
 """What the coordinator does when the machine runs out of something; it looks between two turns of its loop."""
 
+import time
 from typing import Literal
 
 from pipeline.coordinator.loop import Coordinator, Mode
-from pipeline.guards import ClockGuard, DiskGuard, MemoryGuard
+from pipeline.guards import PERIOD_S, ClockGuard, DiskGuard, MemoryGuard
 
 Reason = Literal["disk", "memory"]
 
@@ -14,12 +15,16 @@ class Guards:
         self._disk, self._memory, self._clock = disk, memory, clock
         self._paused_for: set[Reason] = set()
         self._mode_before: Mode = "run"
+        self._engines_due = 0.0
 
     def look(self) -> None:
         if self._disk.changed():
             self._on_disk()
         if self._memory.changed():
             self._on_memory()
+        if time.monotonic() >= self._engines_due:
+            self._engines_due = time.monotonic() + PERIOD_S
+            self._coordinator.lose_dead_engines()
         if jump_s := self._clock.jump_s():
             self._warn(f"the wall clock jumped by {jump_s:+.0f} s, or the machine slept: times on record jump with it")
         host = {"resident_bytes": self._memory.resident_bytes, "disk_free_bytes": self._disk.free_bytes}

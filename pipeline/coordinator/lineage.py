@@ -45,6 +45,25 @@ class Lineage:
         """Whether the learner stands where the books do, and has the batch in training, if there is one."""
         return self.version == self._flow.policy_version and (self.training is None or self._is_given)
 
+    @property
+    def is_in_step(self) -> bool:
+        """Whether this learner has got the batch in training."""
+        return self.training is not None and self._is_given
+
+    def gauges(self) -> dict[str, float]:
+        """Of the batch in training; none without one."""
+        if self.training is None:
+            return {}
+        rollouts = [rollout for group in self.training.groups for rollout in group.rollouts]
+        lags = [self._flow.policy_version - v for r in rollouts if (v := r.oldest_version) is not None]
+        return {
+            "in_step/groups": len(self.training.groups),
+            "in_step/rollouts": len(rollouts),
+            "in_step/tokens": sum(rollout.num_tokens for rollout in rollouts),
+            "in_step/longest_tokens": max((len(r.prompt_ids) // 4 + r.num_tokens for r in rollouts), default=0),
+            "in_step/lag_max": max(lags, default=0),
+        }
+
     def lost(self) -> None:
         """The learner is gone, and with it whoever could finish what it has left half written."""
         remove_unfinished(self._run_dir)

@@ -24,6 +24,7 @@ from pipeline.coordinator.rotation import Rotation
 from pipeline.coordinator.starvation import relieved
 from pipeline.coordinator.tally import Tally
 from pipeline.errors import RunFailed, WireError
+from pipeline.guards import is_process
 from pipeline.ledger import Ledger
 from pipeline.messages import (
     PROTOCOL_VERSION,
@@ -225,7 +226,7 @@ class Coordinator:
             case StepDone():
                 self._on_step_done(message)
             case PeerFailed():
-                raise RunFailed(f"{name}: {message.reason}")
+                self._on_peer_failed(name, message.reason)
             case PeerWarning():
                 self.tally.warn(message.text)
             case Leave():
@@ -257,6 +258,8 @@ class Coordinator:
     def _lose_peer(self, name: str) -> None:
         """A peer is gone: what it held goes elsewhere."""
         if (peer := self.peers.get(name)) is not None and peer.role == "learner":
+            if self.lineage.is_in_step:
+                self.record_failure(f"the learner was lost in step {self.policy_version + 1}")
             self.lineage.lost()
         for known in (self.peers, self.peer_stats, self.last_heard, self.rotation.versions, self.flow.num_unsound):
             known.pop(name, None)
@@ -265,6 +268,20 @@ class Coordinator:
             self.flow.fail(attempt_id, f"{name} was lost")
         for attempt_id, job in self.flow.jobs.remove_peer(name).items():
             self.flow.jobs.put(attempt_id, job, urgent=True)
+
+    def lose_dead_engines(self) -> None:
+        """Those of this machine whose processes have ended: the next of that name may be long in coming."""
+        for name in self._named("engine", "evaluator"):
+            if not is_process(self.peers[name].pid):
+                self._lose_peer(name)
+
+    def _on_peer_failed(self, name: str, reason: str) -> None:
+        """Raises RunFailed, unless it is an engine and another goes on."""
+        if self.peers[name].role not in ("engine", "evaluator") or self.rotation.failed(name, self._named("engine")):
+            raise RunFailed(f"{name}: {reason}")
+        self.tally.count("error/engine")
+        self.tally.warn(f"{name} failed, and the run goes on without it until it is started again: {reason}")
+        self._lose_peer(name)
 
     def _dismiss_if_unsound(self, name: str) -> None:
         """An engine that sends nothing sound costs every problem that it gets. The last engine stays: if nothing
@@ -351,6 +368,12 @@ class Coordinator:
             self.outbox.extend((learner, lr) for learner in self._named("learner"))
         if message.checkpoint is not None:
             self._publish_checkpoint(self.run_dir / message.checkpoint)
+
+    def record_failure(self, reason: str) -> None:
+        """Of the run or its learner, with what was measured since the last step and of the step in training."""
+        learner = self._learner()
+        said = self.peer_stats.get(learner, {}) if learner is not None else {}
+        self.records.failure(reason, self.lineage.gauges() | {f"learner/{k}": v for k, v in said.items()})
 
     def _engine_gauges(self) -> dict[str, float]:
         return {f"{name}/{k}": v for name in self.rotation.versions for k, v in self.peer_stats.get(name, {}).items()}

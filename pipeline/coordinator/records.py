@@ -17,11 +17,15 @@ class Records:
         self._sink.write({"kind": kind, "step": self._flow.policy_version} | cost | fields)
 
     def step(self, learner_metrics: dict[str, float]) -> None:
-        self.write("step", time=time.time(), metrics=self._metrics(learner_metrics))
+        metrics = self._flow.tally.step_metrics(learner_metrics)
+        self.write("step", time=time.time(), metrics=metrics | self._gauges())
 
-    def failure(self, reason: str) -> None:
-        """The run ends here: what came back since the last step would else never be written."""
-        self.write("failure", time=time.time(), reason=reason, metrics=self._metrics({}))
+    def failure(self, reason: str, gauges: dict[str, float]) -> None:
+        """The run ends here, or its learner: what there is of this step would else never be written. If the run goes
+        on, the next step has it too.
+        """
+        metrics = self._flow.tally.since_step() | self._gauges() | gauges
+        self.write("failure", time=time.time(), reason=reason, metrics=metrics)
 
     def new_warnings(self) -> None:
         """Each warning once, to the metrics and to this process's log."""
@@ -29,7 +33,7 @@ class Records:
             print(f"warning: {text}", file=sys.stderr, flush=True)
             self.write("warning", time=time.time(), text=text)
 
-    def _metrics(self, learner_metrics: dict[str, float]) -> dict[str, float]:
+    def _gauges(self) -> dict[str, float]:
         flow = self._flow
         gauges = {f"queue/{k}": float(v) for k, v in flow.queues().items()}
         gauges |= {f"untrained/{k}": v for k, v in flow.untrained().items()}
@@ -37,4 +41,4 @@ class Records:
         gauges |= {f"guard/{k}": v for k, v in flow.starvation.gauges().items()}
         gauges["guard/warnings"] = float(flow.tally.counters["warnings"])
         gauges["guard/unknown_verdict_frac"] = flow.tally.unknown_frac
-        return flow.tally.step_metrics(learner_metrics) | gauges
+        return gauges

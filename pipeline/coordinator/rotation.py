@@ -22,10 +22,21 @@ class Rotation:
         self._refusals: Counter[str] = Counter()
         self._is_asked = False  # the learner is to publish it again, and has not yet
         self._behind_since: float | None = None
+        self._failed: set[str] = set()  # since any engine has loaded weights
 
     def loaded(self, version: int) -> None:
         """Some engine, of whatever kind, can load it."""
         self._newest = max(self._newest, version)
+        self._failed.clear()
+
+    def failed(self, name: str, engines: Sequence[str]) -> bool:
+        """Engine `name` cannot go on; whether that leaves none of `engines`.
+
+        Those that failed before do not count, though they are started again, until something has been loaded: where all
+        fail for one reason, the run would else go from one to the other for as long as it may restart them.
+        """
+        self._failed.add(name)
+        return not set(engines) - self._failed
 
     def refused(self, name: str, version: int, engines: Sequence[str]) -> Remedy:
         """What to do about engine `name`, one of `engines`, which cannot load the newest version.

@@ -179,10 +179,16 @@ class Tally:
         return generated[0] / (now - then), generated[1] / (now - then)
 
     def step_metrics(self, learner_metrics: dict[str, float]) -> dict[str, float]:
-        """What came back from the engines since the last optimizer step; starts the next interval."""
-        s, self._since_step = self._since_step, defaultdict(float)
+        """What the learner says of a step, and `since_step`, which begins anew."""
+        self.last_step = learner_metrics | self.since_step()
+        self._since_step.clear()
+        return self.last_step
+
+    def since_step(self) -> dict[str, float]:
+        """What came back from the engines since the last optimizer step."""
+        s = self._since_step
         rollouts_per_s, tokens_per_s = self.rates()
-        self.last_step = learner_metrics | {
+        metrics = {
             "rollouts_per_s": rollouts_per_s,
             "tokens_per_s": tokens_per_s,
             "weights/stall_s": self._stall_s,
@@ -195,7 +201,7 @@ class Tally:
             **self.errors(),
         }
         if n := s["rollouts"]:  # none between two steps that follow each other at once
-            self.last_step |= {
+            metrics |= {
                 "generated/reward_mean": s["reward"] / n,
                 "generated/truncated_frac": s["truncated"] / n,
                 "generated/mean_tokens": s["tokens"] / n,
@@ -203,10 +209,10 @@ class Tally:
         for name, n in sorted(s.items()):
             if name.startswith("judged/"):
                 level = name.removeprefix("judged/")
-                self.last_step[f"solve_rate/{level}"] = s[f"correct/{level}"] / n
+                metrics[f"solve_rate/{level}"] = s[f"correct/{level}"] / n
         if n := s["fresh"]:
-            self.last_step["generated/fresh_pass_at_1"] = s["fresh_correct"] / n
-        return self.last_step
+            metrics["generated/fresh_pass_at_1"] = s["fresh_correct"] / n
+        return metrics
 
     def _trained_shares(self) -> dict[str, float]:
         """Over the whole run: rollouts trained over launched by level, and over finished by length ("16": 16 to 31

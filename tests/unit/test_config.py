@@ -1,5 +1,7 @@
 """The schema of a run: defaults, overrides, and one clear line for every mistake."""
 
+import re
+
 import msgspec
 import pytest
 
@@ -73,10 +75,10 @@ def test_a_bare_word_is_a_string():
         ("sampler.kind=nope", "nope"),
         ("learner.lr=fast", r"\[learner.lr\] expected `float`, got `str`"),
         ("engines.slots=0", r"\[engines.slots\]"),
-        ("engines.kv=recompute", r"\[engines\] kv, tp, gpus, flags and urls are for engines.kind = sglang"),
+        ("engines.kv=recompute", r"\[engines\] kv, tp, gpus, flags, urls and private_network are for"),
         ('engines={kind="sglang", count=2, gpus=[0]}', r"\[engines\] gpus names 1, and 2 engines of 1"),
         ('engines={kind="sglang", hang_s=60.0}', "engines.hang_s must be below daemon.hang_s"),
-        ('engines={kind="sglang", urls=["http://a", "http://b"]}', r"\[engines\] urls names 2 servers and count is 1"),
+        ('engines={kind="sglang", urls=["http://[::1]:1", "http://[::1]:2"]}', r"\[engines\] urls names 2 servers and"),
         ("sampling.temperature=0", "temperature must be above 0"),
         ("sampling.temperature=nan", "temperature must be above 0"),
         ("sampling.top_p=0.9", "top_p, top_k and min_p must stay"),
@@ -122,3 +124,41 @@ def test_gpus_are_handed_out_to_engines_in_order():
     assert [engines.gpus_of(i) for i in (0, 1)] == [(4, 5), (6, 7)]
     engines = load_config(None, ['engines={kind="sglang", count=3}']).engines
     assert engines.gpus_of(2) == (2,)
+
+
+NEAR = ("http://127.0.0.1:30000", "http://127.8.8.8", "http://[::1]:1", "HTTP://LOCALHOST")
+FAR = (
+    "http://gpu7:1",
+    "http://10.0.0.7",
+    "http://[fe80::1]:1",
+    "http://localhost.org",
+    "http://0.0.0.0",
+    "http://::1@gpu7",
+)
+
+
+@pytest.mark.parametrize(
+    ("url", "push", "said"),
+    [
+        *((url, "auto", None) for url in NEAR),
+        *((url, "disk", "is plain HTTP to another machine") for url in FAR),
+        ("https://gpu7", "disk", None),
+        *(("https://gpu7", push, "only push = disk") for push in ("auto", "gloo", "nccl")),
+    ],
+)
+def test_nothing_goes_to_another_machine_in_the_clear_unless_the_network_is_private(url, push, said):
+    engines = {"kind": "sglang", "urls": [url], "push": push}
+    parse_config({"engines": engines | {"private_network": True}}, "test")
+    if said is None:
+        parse_config({"engines": engines}, "test")
+    else:
+        with pytest.raises(ConfigError, match=rf"urls: {re.escape(url)} .*{said}.*private_network if nobody"):
+            parse_config({"engines": engines}, "test")
+
+
+@pytest.mark.parametrize(
+    "url", ["", "gpu7:1", "tcp://gpu7:1", "http://", "http://a:x", "http://a:99999", "http://[::1"]
+)
+def test_an_address_that_is_none_is_refused_on_a_private_network_too(url):
+    with pytest.raises(ConfigError, match=r"\[engines\] urls: .* is no address of a server; write it as in"):
+        parse_config({"engines": {"kind": "sglang", "urls": [url], "private_network": True}}, "test")

@@ -1,5 +1,7 @@
 """The coordinator against fake peers: books that balance, bounds that hold, runs that end."""
 
+from collections import deque
+
 import fakes
 import pytest
 from fakes import Simulation
@@ -10,7 +12,17 @@ from pipeline.coordinator.status import describe
 from pipeline.engines.base import Failure
 from pipeline.engines.fake import FakeEngine, FakeScript
 from pipeline.errors import RunFailed
-from pipeline.messages import Batch, Cancel, Hello, NewWeights, PublishAgain, Stop, WeightsLoaded, WorkItems
+from pipeline.messages import (
+    Batch,
+    Cancel,
+    Hello,
+    NewWeights,
+    PeerFailed,
+    PublishAgain,
+    Stop,
+    WeightsLoaded,
+    WorkItems,
+)
 
 
 def config(**changes) -> Config:
@@ -265,6 +277,59 @@ def test_an_engine_holds_what_it_says_with_its_weights_not_with_hello(tmp_path):
     run.inbox.append(("engine-0", WeightsLoaded(0, 0.0, 0.0, 0, slots=3)))
     run.coordinator.turn(0.0)
     assert run.coordinator.flow.work.num_slots == 3
+
+
+# --- engines that cannot go on ---
+
+
+def fail(run: Simulation, name: str, reason: str) -> None:
+    """As a worker that ends: it says why, and nothing more."""
+    run.inbox = deque((sender, message) for sender, message in run.inbox if sender != name)
+    run.stopped.add(name)
+    run.inbox.append((name, PeerFailed(reason)))
+
+
+def test_an_engine_that_fails_costs_its_rollouts_in_flight_and_the_run_goes_on_with_the_others(tmp_path):
+    run = Simulation(tmp_path, config(), num_engines=2)
+    while run.version < 2:
+        run.turn()
+    held = run.engines["engine-1"].num_in_flight
+    assert held > 0
+    fail(run, "engine-1", "weights 2: the engine's logprobs differ")
+    run.turn()
+    assert run.ledger.counts["failed"] == held
+    status = describe(run.coordinator)
+    assert list(status["peers"]) == ["learner", "verifier", "engine-0"] and status["errors"] == {"error/engine": 1}
+    assert "engine-1 failed" in status["warnings"][-1] and "logprobs differ" in status["warnings"][-1]
+    while run.version < 4:
+        run.turn()
+    run.stopped.clear()
+    run.add_engine("engine-1", boot="2")
+    run.run()
+    assert run.coordinator.state == "finished" and run.ledger.counts["failed"] == held
+    assert "engine-1" in {r.engine_id for batch in run.batches[4:] for g in batch.groups for r in g.rollouts}
+
+
+def test_the_last_engine_that_fails_ends_the_run_however_often_the_others_come_back(tmp_path):
+    run = Simulation(tmp_path, config(), num_engines=2)
+    while run.version < 2:
+        run.turn()
+    fail(run, "engine-1", "logprobs differ")
+    run.turn()
+    run.add_engine("engine-1", boot="2")  # back, but with nothing loaded when the other fails too
+    fail(run, "engine-0", "logprobs differ")
+    with pytest.raises(RunFailed, match="engine-0: logprobs differ"):
+        run.turn()
+    run.ledger.close()
+
+
+def test_another_role_that_fails_ends_the_run(tmp_path):
+    run = Simulation(tmp_path, config(), num_engines=2)
+    run.turn()
+    run.inbox.append(("learner", PeerFailed("8 steps in a row were refused")))
+    with pytest.raises(RunFailed, match="learner: 8 steps in a row"):
+        run.turn()
+    run.ledger.close()
 
 
 # --- weights that engines refuse ---

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
@@ -106,6 +107,26 @@ def test_a_nearly_full_disk_saves_and_pauses_until_there_is_room(tmp_path, monke
     turns(1)
     run.run()
     assert run.coordinator.state == "finished" and run.version > paused_at
+    run.ledger.close()
+
+
+def test_what_a_dead_engine_held_is_given_to_others_before_another_takes_its_place(tmp_path):
+    config = parse_config({"max_rollouts": 300, "learner": {"batch_size": 32}, "eval": {"every_steps": 0}}, "test")
+    run = Simulation(tmp_path, config, num_engines=3)
+    while run.version < 1:
+        run.turn()
+    dead = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    dead.wait()
+    coordinator, held = run.coordinator, run.engines["engine-1"].num_in_flight
+    for name, pid in (("engine-0", os.getpid()), ("engine-1", dead.pid), ("engine-2", 0)):
+        coordinator.peers[name] = msgspec.structs.replace(coordinator.peers[name], pid=pid)
+    run.stopped.add("engine-1")
+    run.inbox = deque((name, message) for name, message in run.inbox if name != "engine-1")
+    Guards(coordinator, DiskGuard(tmp_path), MemoryGuard(0, lambda: 0), ClockGuard()).look()
+    assert held > 0 and run.ledger.counts["failed"] == held
+    assert [name for name, peer in coordinator.peers.items() if peer.role == "engine"] == ["engine-0", "engine-2"]
+    run.run()
+    assert coordinator.state == "finished"
     run.ledger.close()
 
 

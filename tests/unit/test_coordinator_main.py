@@ -14,6 +14,7 @@ from pipeline import rundir
 from pipeline.config import Config, parse_config
 from pipeline.coordinator import __main__ as process
 from pipeline.errors import RunFailed
+from pipeline.messages import Heartbeat
 
 
 @pytest.fixture
@@ -44,9 +45,11 @@ def test_a_stop_cannot_kill_a_coordinator_that_is_already_exiting(around):
 def test_what_was_measured_since_the_last_step_is_kept_when_it_fails_or_crashes(around, tmp_path, error):
     config = parse_config({"learner": {"batch_size": 32}, "eval": {"every_steps": 0}}, "test")
     simulated = Simulation(tmp_path, config)
-    while simulated.version < 2 or not simulated.coordinator.tally._since_step:
+    while simulated.version < 2 or not simulated.coordinator.tally._since_step or simulated.batch is None:
         simulated.turn()
+    simulated.inbox.append(("learner", Heartbeat({"peak_gib": 3.5})))
     coordinator: Any = simulated.coordinator
+    coordinator.turn(0.0)
     coordinator.recover = lambda snapshot: None
 
     def fail(timeout_s: float) -> None:
@@ -58,4 +61,7 @@ def test_what_was_measured_since_the_last_step_is_kept_when_it_fails_or_crashes(
     (record,) = simulated.sink.of_kind("failure")
     assert str(error) in record["reason"]
     assert record["metrics"]["generated/reward_mean"] > 0 and record["metrics"]["queue/in_flight"] > 0
+    assert record["metrics"]["learner/peak_gib"] == 3.5
+    rollouts = [rollout for group in simulated.batch.groups for rollout in group.rollouts]
+    assert record["metrics"]["in_step/tokens"] == sum(rollout.num_tokens for rollout in rollouts) > 0
     simulated.ledger.close()

@@ -22,10 +22,11 @@ from pipeline.coordinator.status import describe
 from pipeline.engines.fake import FakeScript
 from pipeline.errors import NguError
 from pipeline.ledger_cli import ledger as ledger_verb
-from pipeline.messages import Batch, SetLearningRate
+from pipeline.messages import Batch, Heartbeat, SetLearningRate
 
 Moment = Literal["turn", "commit", "publish", "rotate"]
 MOMENTS: tuple[Moment, ...] = ("turn", "commit", "publish", "rotate")
+REWARD = "generated/reward_mean"
 SCRIPT = FakeScript(lambda problem: 0.6 if problem.level == "easy" else 0.05, fail_frac=0.02)
 
 
@@ -366,6 +367,32 @@ def test_steps_are_taken_again_with_their_own_learning_rate(tmp_path):
     again = [rates[-1] for rates in rates_of_steps(run)]
     assert again[:6] == first[:6] and again[6] == 0.5
     run.ledger.close()
+
+
+def test_what_was_measured_in_a_step_that_its_learner_did_not_survive_is_kept(tmp_path):
+    run = Simulation(tmp_path, config(daemon={"checkpoint_every_steps": 0}), script=SCRIPT, step_turns=12)
+    while (
+        run.version < 2 or run.batch is None or run.batch_left < 4 or REWARD not in run.coordinator.tally.since_step()
+    ):
+        run.turn()
+    run.inbox.append(("learner", Heartbeat({"micro_batches": 7.0, "peak_gib": 79.5})))
+    run.turn()
+    batch, step = run.batch, run.version + 1
+    assert batch is not None
+    for _ in range(2):  # the second is still catching up when it dies: of no step that anybody waits for
+        run.kill_learner()
+        run.start_learner()
+        run.turn()
+    (record,) = run.sink.of_kind("failure")
+    assert (record["step"], record["reason"]) == (step - 1, f"the learner was lost in step {step}")
+    metrics = record["metrics"]
+    assert (metrics["learner/micro_batches"], metrics["learner/peak_gib"]) == (7.0, 79.5)
+    assert metrics["in_step/rollouts"] == len(ids(batch.groups)) and metrics["in_step/groups"] == len(batch.groups)
+    assert metrics["in_step/longest_tokens"] > 0 and metrics["in_step/lag_max"] >= 0 and metrics[REWARD] >= 0
+    run.run()
+    run.ledger.close()
+    assert REWARD in run.sink.of_kind("step")[step - 1]["metrics"], "the step has what came before the crash too"
+    assert len(run.sink.of_kind("failure")) == 1, "the end of a run is none"
 
 
 def rates_of_steps(run: Simulation) -> list[list[float]]:

@@ -66,7 +66,7 @@ def test_without_nodes_for_engines_the_head_has_its_own(tmp_path: Path):
         ([*SLURM, "cluster.nodes=5"], "unknown key 'nodes'"),
         ([*SLURM, "learner.num_processes=4"], "each of learner.num_processes = 4 needs a GPU"),
         (["cluster.kind=slurm", "engines.kind=sglang", "engines.tp=2"], "engines.tp = 2"),
-        (["cluster.kind=slurm", "engines.kind=sglang", 'engines.urls=["http://a:1"]'], "engines.urls"),
+        (["cluster.kind=slurm", "engines.kind=sglang", 'engines.urls=["http://localhost:1"]'], "engines.urls"),
         ([*SLURM, "--submit"], "no sbatch on PATH"),
         ([*SLURM, "--out", __file__], "exists already"),
         (["engines.count=0"], "engines.count is 0: set daemon.listen"),

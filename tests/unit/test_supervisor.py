@@ -1,5 +1,6 @@
 """What the supervisor does about a role that dies, stops or hangs, with roles of a few lines."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -166,6 +167,56 @@ def test_a_learner_that_dies_at_every_start_ends_the_run_with_that_as_its_reason
     assert status["reason"].startswith("learner") and "was killed by signal 9" in status["reason"]
 
 
+# Kills the engines of DEATHS one after the other, and ends the run once there is another process in the place of LEFT.
+HUNTER = """
+import os, signal, time
+def pid(name):
+    try:
+        return int(open(name).read())
+    except FileNotFoundError:
+        return 0
+killed = {}
+for name in DEATHS:
+    while (now := pid(name)) in (0, killed.get(name)):
+        time.sleep(0.01)
+    killed[name] = now
+    os.kill(now, signal.SIGKILL)
+while LEFT is None or pid(LEFT) == killed[LEFT]:
+    time.sleep(0.01)
+"""
+
+
+class Engines(TinySupervisor):
+    """Several, and nothing else than a coordinator."""
+
+    def _start_all(self, checkpoint: Path | None) -> None:
+        self.roles = [Role("coordinator", [sys.executable, "-S", "-c", self.code])]
+        self.roles += [self._engine_role(name) for name in self._engine_names]
+        for role in self.roles:
+            self._start(role)
+
+    def _engine_role(self, name: str) -> Role:
+        return Role(name, [sys.executable, "-S", "-c", ENGINE.replace('"engine', f'"{name}')])
+
+
+def test_an_engine_that_dies_too_often_is_missed_for_an_hour_and_ends_the_run_only_as_the_last(tmp_path, capsys):
+    raw = {"daemon": {"restart_wait_s": 0.0, "max_restarts": 2}, "engines": {"count": 2}}
+    config = parse_config(raw, "test")
+    supervisor = Engines(rundir.create(tmp_path / "run", config), config)
+    deaths = ["engine-1"] * 3 + ["engine-0"] * 2  # which has a budget of its own
+    supervisor.code = HUNTER.replace("DEATHS", str(deaths)).replace("LEFT", "'engine-0'")
+    assert supervisor.run(resume=False) == 0
+    waits = re.findall(r"(engine-\d) was killed by signal 9 .* starting it again in (\d+)", capsys.readouterr().err)
+    assert sorted(name for name, _ in waits) == sorted(deaths)
+    assert [name for name, wait in waits if int(wait) > 3000] == ["engine-1"], waits
+
+    supervisor = Engines(rundir.create(tmp_path / "again", config), config)
+    supervisor.code = HUNTER.replace("DEATHS", str([*deaths, "engine-0"])).replace("LEFT", "None")
+    assert supervisor.run(resume=False) == 1
+    reason = rundir.read_status(supervisor.run_dir)["reason"]
+    assert reason.startswith("engine-0 was killed by signal 9") and "no restarts are left" in reason
+
+
 def test_a_budget_of_restarts_is_for_an_hour_and_its_waits_double():
     now = 0.0
     budget = RestartBudget(3, 2.0, lambda: now)
@@ -174,6 +225,10 @@ def test_a_budget_of_restarts_is_for_an_hour_and_its_waits_double():
     now = RESTART_WINDOW_S + 1
     assert not budget.is_spent and budget.take() == 2.0
     assert RestartBudget(0, 0.0).is_spent
+    now += RESTART_WINDOW_S + 1
+    assert [budget.take() for _ in range(3)] == [2.0, 4.0, 8.0]
+    now += 600
+    assert budget.take() == RESTART_WINDOW_S - 600, "until the hour is over"
     many = RestartBudget(100, 1.0)
     assert [many.take() for _ in range(50)][-1] == 60.0
 
