@@ -3,6 +3,7 @@
 Prints trajectories a second against what the cables carry.
 """
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -64,7 +65,9 @@ class WholeRollouts(FakeEngine):
         return ended
 
     def _whole(self, work: Work, version: int) -> Rollout:
-        text, now, spans = f"\\boxed{{{work.problem.answer}}}", time.time_ns(), (VersionSpan(0, version),)
+        wrong = "1" * (work.attempt_id % 2)
+        text, now = f"\\boxed{{{wrong}{work.problem.answer}}}", time.time_ns()
+        spans = (VersionSpan(0, version),)
         ids = (pack_ids(PROMPT_IDS), self._ids, self._logprobs)
         return Rollout(work.attempt_id, work.chain_id, work.round, *ids, spans, "stop", text, self.engine_id, now, now)
 
@@ -94,11 +97,11 @@ def _drain(stream: socket.socket, seconds: float) -> float:
 def measure(seconds: float) -> None:
     paths = (os.environ.get("PYTHONPATH"), str(Path(__file__).parent))
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))  # where the workers find this file
-    machines = [FarMachine(BIT_PER_S) for _ in range(2)]
-    plain = [plain_tcp(machine, 3.0) for machine in machines]
-    batches = ("learner.batch_size=512", "staleness.max_lag=4", f"sampling.max_new_tokens={NUM_TOKENS}")
-    run = FarRun(machines, *batches)
-    try:
+    with contextlib.ExitStack() as closing:
+        machines = [closing.enter_context(contextlib.closing(FarMachine(BIT_PER_S))) for _ in range(2)]
+        plain = [plain_tcp(machine, 3.0) for machine in machines]
+        settings = ("learner.batch_size=512", "staleness.max_lag=4", f"sampling.max_new_tokens={NUM_TOKENS}")
+        run = closing.enter_context(contextlib.closing(FarRun(machines, *settings)))
         run.start_workers("far_hosts", "--slots", str(SLOTS))
         run.until(lambda: len(run.by_engine) == 4, "four workers")
         run.go_on(WARM_UP_S)
@@ -107,10 +110,6 @@ def measure(seconds: float) -> None:
         took, rollouts, versions, *arrived = (b - a for a, b in zip(before, _counts(run), strict=True))
         copies = run.gateway["copies"]
         run.finish()
-    finally:
-        run.close()
-        for machine in machines:
-            machine.close()
     on_wire = sum(arrived) / rollouts
     share = 8 * sum(arrived) / took / (len(machines) * BIT_PER_S)
     tcp = sum(plain) / (len(machines) * BIT_PER_S)
