@@ -25,7 +25,7 @@ class HostsBench(Benchmark, frozen=True):
     hosts: PositiveInt = 64
     per_host: PositiveInt = 8
     gb_per_s: Positive = 35.0
-    steps: PositiveInt = 24
+    steps: PositiveInt = 32
     seeds: PositiveInt = 3
 
     def run(self, say: Say) -> list[Row]:

@@ -5,7 +5,7 @@ import socket
 import time
 from collections import deque
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 import zmq
@@ -16,13 +16,15 @@ from pipeline.errors import ConfigError, WireError
 from pipeline.messages import (
     AttemptFailed,
     Cancel,
-    FromEngine,
     Heartbeat,
     Hello,
+    Judgements,
     Leave,
     NewWeights,
+    Role,
     Rollouts,
     ToPeer,
+    VerifyJobs,
     WeightsRefused,
     WorkItems,
 )
@@ -35,6 +37,7 @@ from pipeline.remote.store import HostStore
 from pipeline.remote.wire import (
     Down,
     FromGateway,
+    FromWorker,
     Offer,
     Over,
     Piece,
@@ -68,13 +71,21 @@ class RemoteSocket:
     comes back too late, its work is with others: it is cancelled here, and the worker joins as if just started.
     """
 
-    def __init__(self, address: str, key: Path, slots: int, place: int = -1):
+    def __init__(
+        self,
+        address: str,
+        key: Path,
+        slots: int,
+        place: int = -1,
+        role: Literal["engine", "verifier"] = "engine",
+    ):
         keys = read_keys(key, WorkerKeys)
         self._address, self._key, self._slots = address, key, slots
+        self._role: Role = role
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._store = HostStore(keys.gateway_public)
-        self._relay = Relay(_address_towards(address), keys)
+        self._relay = Relay(_address_towards(address) if role == "engine" else "", keys)
         self._hello = self._introduction("", place)
         self._socket.setsockopt(zmq.ROUTING_ID, self._hello.boot_id.encode())
         self._socket.setsockopt(zmq.CURVE_PUBLICKEY, keys.public.encode())
@@ -93,7 +104,7 @@ class RemoteSocket:
         self._poller.register(self._monitor, zmq.POLLIN)
         self._supply = Supply(self._context, keys, self._poller, self._transmit)
         self._fetcher = Fetcher(self._store, self._pull, self._relay.give)
-        self._link: Link[FromEngine] = Link()
+        self._link: Link[FromWorker] = Link()
         self._inbox: deque[ToPeer] = deque()
         self._held: set[int] = set()
         self._welcome: Welcome | None = None  # of the present session, once there is one
@@ -107,7 +118,7 @@ class RemoteSocket:
             raise ConfigError(f"--connect {address}: {e.strerror}; write tcp://HOST:PORT") from None
 
     def _introduction(self, name: str, place: int) -> Hello:
-        hello = introduction("engine", name, self._slots, socket.gethostname())
+        hello = introduction(self._role, name, self._slots, socket.gethostname())
         return msgspec.structs.replace(hello, store=self._store.name, relay=self._relay.address, place=place)
 
     # --- joining ---
@@ -137,9 +148,14 @@ class RemoteSocket:
         self._held.clear()
         self._transmit(self._hello)
 
+    @property
+    def fd(self) -> zmq.Socket:
+        """For a `zmq.Poller` that watches other things, too; `recv` at least once a second all the same."""
+        return self._socket
+
     # --- messages ---
 
-    def send(self, message: FromEngine) -> None:
+    def send(self, message: FromWorker) -> None:
         match message:
             case Heartbeat():
                 if any(isinstance(kept, Heartbeat) for _, kept in self._link.unacknowledged):
@@ -151,11 +167,13 @@ class RemoteSocket:
                 return
             case AttemptFailed():
                 self._held.discard(message.attempt_id)
+            case Judgements():
+                self._held.difference_update(j.attempt_id for j in message.judgements)
             case WeightsRefused():
                 self._fetcher.forget()
         self._send(message)
 
-    def _send(self, message: FromEngine) -> None:
+    def _send(self, message: FromWorker) -> None:
         number = self._link.send(message)
         self._transmit(Up(self._hello.boot_id, number, self._link.received, message))
 
@@ -217,7 +235,8 @@ class RemoteSocket:
                 # While it was out of reach, another may have been started in its place: that one has the better claim.
                 self._hello = msgspec.structs.replace(self._hello, place=-1)
                 self.rejoin()
-                self._inbox.append(Cancel(lost))
+                if self._role == "engine":  # a verifier judges to the end, and nobody listens
+                    self._inbox.append(Cancel(lost))
             case Received() if frame.session == self._hello.boot_id:
                 self._link.acknowledged(frame.received)
             case Piece():
@@ -233,6 +252,8 @@ class RemoteSocket:
                 self._supply.use(message.source, message.notice.checksum)
                 self._deliver(self._fetcher.on_offer(message))
                 return
+            case VerifyJobs():
+                self._held.update(job.attempt_id for job in message.jobs)
             case WorkItems():
                 self._held.update(work.attempt_id for work in message.items)
             case Cancel():

@@ -5,7 +5,7 @@ import re
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from cyclopts import Parameter
@@ -14,9 +14,12 @@ from pipeline import lifeline
 from pipeline.config import Config, parse_config
 from pipeline.daemon import ROLE_ENV
 from pipeline.engines.sglang.environment import find_python
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, VerifierError
+from pipeline.messages import PeerFailed
 from pipeline.remote.client import RemoteSocket
 from pipeline.remote.wire import Welcome
+from pipeline.verifiers.pool import VerifierPool
+from pipeline.verifiers.serving import SLOTS, serve
 from pipeline.worker import Worker, import_libraries
 
 
@@ -26,8 +29,10 @@ def worker(
     key: Annotated[Path, Parameter(help="A copy of RUN/keys/worker.key.")],
     slots: Annotated[int, Parameter(help="Rollouts at once. Default: engines.slots of the run.")] = 0,
     place: Annotated[int, Parameter(help="A number of its own: an earlier worker of the same number is dead.")] = -1,
+    role: Annotated[Literal["engine", "verifier"], Parameter(help="What to do for the run.")] = "engine",
 ) -> int:
-    """Generate rollouts for a run on another machine, until it ends; Ctrl-C or SIGTERM gives the work back.
+    """Generate rollouts, or judge them, for a run on another machine, until it ends; Ctrl-C or SIGTERM gives the work
+    back.
 
     It needs nothing of the run but the key: config, tokenizer and weights come over the encrypted connection.
     """
@@ -36,6 +41,10 @@ def worker(
     if slots < 0:
         raise ConfigError("--slots must be above 0")
     lifeline.hold()  # of the process that has started this one, if that one holds a lifeline
+    if role == "verifier":
+        if slots:
+            raise ConfigError("--slots is for engines; verifier.num_workers of the run says how many judge at once")
+        return _verify(connect, key, place)
     os.environ |= ROLE_ENV  # before torch is imported
     socket = RemoteSocket(connect, key, slots, place)
     signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))  # until there is work to give back
@@ -49,6 +58,26 @@ def worker(
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, lambda *_: running.stop())
         running.run()
+    except SystemExit:
+        socket.leave()
+        raise
+    finally:
+        socket.close()
+    return 0
+
+
+def _verify(connect: str, key: Path, place: int) -> int:
+    socket = RemoteSocket(connect, key, SLOTS, place, "verifier")
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(signum, lambda *_: sys.exit(0))
+    try:
+        welcome = socket.join()
+        print(f"joined {connect} as {welcome.name}", file=sys.stderr, flush=True)
+        with VerifierPool.of_run(parse_config(welcome.config, "the run's config")) as pool:
+            serve(socket, pool)
+    except VerifierError as e:
+        socket.send(PeerFailed(e.message))
+        raise
     except SystemExit:
         socket.leave()
         raise

@@ -33,6 +33,7 @@ from pipeline.soundness import check_slots, one_line
 
 NAME = "gateway"
 HEARTBEAT_S = 1.0
+_TABLES = {"engine": ("seed", "model", "engines"), "verifier": ("task", "verifier")}  # of the config, by role
 STOP_GRACE_S = 3.0  # for workers to hear that the run has ended
 MAX_SESSIONS = 1000
 MAX_WARNINGS_A_MINUTE = 10  # whoever has the key could else fill the disk with them
@@ -115,13 +116,13 @@ class Gateway:
                 earlier.end_reason = "was started again; its attempts are launched again"
                 self._end(earlier)
             session = self._begin(routing_id, hello)
-        self._door.send(routing_id, Welcome(session.id, session.name, self._engine_config(hello.slots)))
+        self._door.send(routing_id, Welcome(session.id, session.name, self._config_for(hello)))
 
     def _refusal(self, hello: Hello) -> str:
         if hello.protocol != PROTOCOL_VERSION:
             return f"it speaks protocol {hello.protocol}, this run {PROTOCOL_VERSION}; install the run's version there"
-        if hello.role != "engine":
-            return f"a {hello.role} cannot be remote, only an engine"
+        if hello.role not in _TABLES:
+            return f"a {hello.role} cannot be remote, only an engine or a verifier"
         try:
             check_slots(hello.slots)
         except WireError as e:
@@ -150,15 +151,20 @@ class Gateway:
         print(f"{name} joined from {host} with {slots} slots", file=sys.stderr, flush=True)
         return session
 
-    def _engine_config(self, slots: int) -> dict[str, Any]:
+    def _config_for(self, hello: Hello) -> dict[str, Any]:
         """The tables that a worker needs. Programs, devices and servers of this machine are not those of another."""
         config = self._config
         engines = msgspec.structs.replace(
-            config.engines, count=1, slots=slots or config.engines.slots, gpus=(), urls=(), python=""
+            config.engines, count=1, slots=hello.slots or config.engines.slots, gpus=(), urls=(), python=""
         )
-        return msgspec.to_builtins(
-            {"seed": config.seed, "model": {"chat_template": config.model.chat_template}, "engines": engines}
-        )
+        known = {
+            "seed": config.seed,
+            "model": {"chat_template": config.model.chat_template},
+            "engines": engines,
+            "task": config.task,
+            "verifier": config.verifier,
+        }
+        return msgspec.to_builtins({name: known[name] for name in _TABLES[hello.role]})
 
     def _end(self, session: Session) -> None:
         print(f"{session.name}: {session.end_reason or 'the run has ended'}", file=sys.stderr, flush=True)

@@ -30,15 +30,16 @@ class Relay:
     """
 
     def __init__(self, host: str, keys: WorkerKeys):
-        """`host`: this machine's address on the way to the run."""
+        """`host`: this machine's address on the way to the run; without one nothing is passed on."""
         self._held: dict[str, Held] = {}
         self._lock = threading.Lock()
         self._ends, self._end = os.pipe()
         self.address = ""
         self._is_open = threading.Event()
         self._thread = threading.Thread(target=self._serve, args=(host, keys), name="relay", daemon=True)
-        self._thread.start()
-        self._is_open.wait()
+        if host:
+            self._thread.start()
+            self._is_open.wait()
 
     def give(self, held: Sequence[Held]) -> None:
         """What others may have from now on; nothing else may be closed before this returns."""
@@ -71,7 +72,8 @@ class Relay:
 
     def close(self) -> None:
         os.write(self._end, b"x")
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
         for fd in (self._ends, self._end):
             os.close(fd)
 

@@ -11,15 +11,16 @@ from pipeline.errors import WeightError, WireError
 from pipeline.messages import (
     AttemptFailed,
     Cancel,
-    FromEngine,
     Heartbeat,
     Hello,
+    Judgements,
     Leave,
     NewWeights,
     PeerFailed,
     Rollouts,
     Stop,
     ToPeer,
+    VerifyJobs,
     WeightsLoaded,
     WeightsRefused,
     WorkItems,
@@ -27,7 +28,7 @@ from pipeline.messages import (
 from pipeline.remote.host import Host, Ware
 from pipeline.remote.link import Link
 from pipeline.remote.parcels import Parcels
-from pipeline.remote.wire import Down, Pull, Received, Resume, ToWorker, Up
+from pipeline.remote.wire import Down, FromWorker, Pull, Received, Resume, ToWorker, Up
 from pipeline.soundness import check_heartbeat, check_loaded, one_line
 
 # A worker says its first word after importing its libraries.
@@ -35,7 +36,8 @@ STARTING_S = 600.0
 
 
 class Session:
-    """From one Hello to its end. To the coordinator this is an engine like others; to the worker, the coordinator.
+    """From one Hello to its end. To the coordinator this is an engine, or a verifier, like others; to the worker, the
+    coordinator.
 
     The worker has `held`: results of other attempts are not passed on, so that what was given to somebody else, or is
     made up, has no effect.
@@ -98,11 +100,14 @@ class Session:
                 if isinstance(frame.body, Heartbeat | Leave):
                     self._transmit(self.routing_id, Received(self.id, self._link.received))
 
-    def _on_message(self, message: FromEngine) -> None:
+    def _on_message(self, message: FromWorker) -> None:
         match message:
             case Rollouts():
                 if mine := tuple(rollout for rollout in message.rollouts if self._gives_back(rollout.attempt_id)):
                     self.peer.send(Rollouts(mine))  # the coordinator looks into them, as into those of any engine
+            case Judgements():
+                if mine := tuple(j for j in message.judgements if self._gives_back(j.attempt_id)):
+                    self.peer.send(Judgements(mine))
             case AttemptFailed():
                 if self._gives_back(message.attempt_id):
                     self.peer.send(msgspec.structs.replace(message, reason=one_line(message.reason)))
@@ -177,6 +182,9 @@ class Session:
         match message:
             case WorkItems():
                 self.held.update(work.attempt_id for work in message.items)
+                self._send(message)
+            case VerifyJobs():
+                self.held.update(job.attempt_id for job in message.jobs)
                 self._send(message)
             case Cancel():
                 self.held.difference_update(message.attempt_ids)

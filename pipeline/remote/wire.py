@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from pipeline.messages import Cancel, FromEngine, Hello, Stop, WeightsNotice, WorkItems
+from pipeline.messages import Cancel, FromEngine, Hello, Judgements, Stop, VerifyJobs, WeightsNotice, WorkItems
 
 # Large enough for a rollout of some million tokens; a peer that announces more is disconnected before it is read.
 MAX_FRAME_BYTES = 64 << 20
@@ -35,7 +35,8 @@ class Offer(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="offer")
     source: str = ""
 
 
-ToWorker = WorkItems | Cancel | Stop | Offer
+ToWorker = WorkItems | Cancel | Stop | Offer | VerifyJobs
+FromWorker = FromEngine | Judgements
 
 # --- worker to gateway ------------------------------------------------------------------------------------------------
 
@@ -46,7 +47,7 @@ class Up(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="up"):
     session: str
     seq: int
     received: int
-    body: FromEngine
+    body: FromWorker
 
 
 class Resume(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="resume"):

@@ -81,12 +81,19 @@ def test_workers_join_leave_and_die_while_the_run_goes_on(closing):
     run.start("third", "pipeline.cli", *worker_argv(run))
     run.until(lambda: "remote0" in run.peers(), "a third one")
     assert len(list(run.dir.parent.glob("ngu-worker-*"))) == 1, "it has cleared up behind the one that was killed"
+    run.start("judge", "pipeline.cli", *worker_argv(run), "--role", "verifier")
+    judged = lambda: run.status()["verifiers"].get("remote1", {}).get("num_correct", 0)  # noqa: E731
+    run.until(lambda: judged() > 20, "verdicts from another machine")
     run.processes["gateway"].kill()
     run.processes["gateway"].wait()
     before = run.by_engine["remote0"]
     run.start("gateway", "pipeline.remote.gateway", str(run.dir))
     run.until(lambda: run.trained_by("remote0", before + 50), "rollouts by way of the new gateway")
-    run.until(lambda: run.gateway.get("joined") == 1, "its count")
+    run.until(lambda: run.gateway.get("joined") == 2, "its count")
+    run.until(lambda: judged() > 40, "verdicts by way of it")
+    run.processes["judge"].send_signal(signal.SIGTERM)
+    run.until(lambda: run.processes["judge"].poll() is not None, "its farewell")
+    assert run.processes["judge"].returncode == 0, run.log("judge")
     run.finish()
     run.until(lambda: run.processes["third"].poll() is not None, "the worker to hear that the run is over")
     assert run.processes["third"].returncode == 0, run.log("third")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from bench.overlap.devices import UNIT
+from bench.overlap.hosts import Fabric, spread_s
 from bench.overlap.scenarios import QWEN_7B, job_for, rates_for
 from bench.overlap.world import World, config_of, simulate
 from bench.planner.cluster import cluster_config, plan_cluster, write_cluster
@@ -21,6 +22,7 @@ from bench.planner.work import Job, depth_s, rounds_of, trained_share, work_of
 from pipeline.cli import main
 from pipeline.config import Config, load_config
 from pipeline.errors import ConfigError
+from pipeline.messages import WeightsNotice
 from pipeline.metrics import JsonlSink
 from pipeline.rundir import read_config, write_config
 
@@ -271,3 +273,21 @@ def test_nodes_are_whole_and_large_enough(tmp_path):
     for gpus, node in ((16, 1), (10, 8)):
         with pytest.raises(ConfigError, match="larger"):
             plan_cluster(job(model=big if node == 8 else QWEN_7B), Machine(Gpus("H100", gpus), None), 4, node)
+
+
+def test_weights_spread_over_simulated_hosts_and_the_plan_knows_when():
+    now = 0.0
+    fabric = Fabric(["ab", "c", "d", "e", "f"], 1.0, lambda: now)
+    for version in (1, 2):
+        for name in "abcdef":
+            fabric.announce(name, WeightsNotice(version, "", "", 0, "", b"", b""))
+        while (now := fabric.due_s()) < math.inf:
+            for name, notice in fabric.take(now):
+                fabric.loaded(name, notice.policy_version)
+        now = 5.0 * version
+    assert fabric.delays == [(v, pytest.approx(s)) for v in (1, 2) for s in (3, 3, 3, 5, 5)], "three at a time"
+    assert fabric.serving == [2] * 5
+    assert fabric.skew(3.0, 10.0) == (2, pytest.approx(2.0)), "some had the first version before the others had any"
+    assert fabric.skew(5.0, 10.0) == (1, 0.0)
+    assert spread_s(3, 1.0) == 3.0
+    assert spread_s(64, 0.435) == pytest.approx(3.56, abs=0.01)
