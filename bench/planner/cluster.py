@@ -1,5 +1,6 @@
-"""The planned split on whole nodes, as the config of a run that `ngu slurm` carries."""
+"""The planned split on whole nodes, as the config of a run that `ngu slurm` carries, or `ngu train` with Ray."""
 
+import sys
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ from bench.planner.placements import Period, Split
 from bench.planner.plan import Machine, best_of, least_devices, max_rows, rates_of, slots_up_to
 from bench.planner.tables import seconds
 from bench.planner.work import Job
-from pipeline.cluster.config import SlurmConfig
+from pipeline.cluster.config import RayConfig, SlurmConfig
 from pipeline.config import Config, parse_config
 from pipeline.errors import ConfigError
 from pipeline.init_config import render_config
@@ -65,7 +66,6 @@ def plan_cluster(job: Job, machine: Machine, max_lag: int, node: int) -> Cluster
 def cluster_config(plan: ClusterPlan, job: Job, base: Config, model: str) -> Config:
     """`base` with what the plan says of engines, learner, staleness and cluster; `model` if it names one."""
     split, has_gpus = plan.period.split, plan.has_gpus
-    table = base.cluster or SlurmConfig()
     changes = {
         "engines": msgspec.structs.replace(
             base.engines,
@@ -76,22 +76,31 @@ def cluster_config(plan: ClusterPlan, job: Job, base: Config, model: str) -> Con
         ),
         "learner": msgspec.structs.replace(base.learner, num_processes=split.learners, batch_size=job.batch),
         "staleness": msgspec.structs.replace(base.staleness, max_lag=split.max_lag),
-        "cluster": msgspec.structs.replace(
-            table,
-            head_gpus=(split.learners if plan.engine_nodes else split.learners + split.engines * split.tp) * has_gpus,
-            engine_nodes=plan.engine_nodes,
-            engines_per_node=plan.engines_per_node,
-            gpus_per_engine=split.tp * has_gpus,
-        ),
+        "cluster": _table(plan, base.cluster or SlurmConfig()),
     }
     if Path(model).exists() or model == "builtin":
         changes["model"] = msgspec.structs.replace(base.model, path=model)
     return parse_config(msgspec.to_builtins(msgspec.structs.replace(base, **changes)), "the plan")
 
 
+def _table(plan: ClusterPlan, table: SlurmConfig | RayConfig) -> SlurmConfig | RayConfig:
+    split = plan.period.split
+    gpus = split.tp * plan.has_gpus
+    if isinstance(table, RayConfig):
+        return msgspec.structs.replace(table, engines=split.engines, gpus_per_engine=gpus)
+    return msgspec.structs.replace(
+        table,
+        head_gpus=(split.learners if plan.engine_nodes else split.learners + split.engines * split.tp) * plan.has_gpus,
+        engine_nodes=plan.engine_nodes,
+        engines_per_node=plan.engines_per_node,
+        gpus_per_engine=gpus,
+    )
+
+
 def write_cluster(path: Path, plan: ClusterPlan, job: Job, base: Config, model: str) -> None:
     """Raises ConfigError when there is such a file, or `base` does not go with the plan."""
-    text = render_config(cluster_config(plan, job, base, model))
+    config = cluster_config(plan, job, base, model)
+    text = render_config(config)
     try:
         with path.open("x") as out:
             out.write(f"# `ngu plan system`: {plan.says}.\n\n{text}")
@@ -99,3 +108,5 @@ def write_cluster(path: Path, plan: ClusterPlan, job: Job, base: Config, model: 
         raise ConfigError(f"{path} exists already; give another --cluster or remove it") from None
     except OSError as e:
         raise ConfigError(f"{path}: cannot write it: {e.strerror}") from None
+    verb = "train" if isinstance(config.cluster, RayConfig) else "slurm"
+    print(f"wrote {path}: {plan.says}; then: ngu {verb} {path}", file=sys.stderr)

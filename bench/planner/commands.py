@@ -1,6 +1,5 @@
 """`ngu plan system`, `measure` and `check`, beside `ngu plan n`. What computes is imported when a verb runs."""
 
-import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -70,7 +69,8 @@ def system(
     measured:
         Rates from `ngu plan measure`, instead of data sheets.
     cluster:
-        A file to write: the config of a run on whole nodes of these devices, for `ngu slurm`.
+        A file to write: the config of a run on whole nodes of these devices, for `ngu slurm`, or for `ngu train` where
+        --config has a [cluster] with kind = "ray".
     gpus_per_node:
         Devices of a node, with --cluster.
     config:
@@ -97,9 +97,7 @@ def system(
     found = make_plan(job, machine, max_lag)
     print(msgspec.json.encode(found).decode() if as_json else plan_table(found))
     if cluster is not None:
-        nodes = plan_cluster(job, machine, max_lag, gpus_per_node)
-        write_cluster(cluster, nodes, job, load_config(config), model)
-        print(f"wrote {cluster}: {nodes.says}; then: ngu slurm {cluster}", file=sys.stderr)
+        write_cluster(cluster, plan_cluster(job, machine, max_lag, gpus_per_node), job, load_config(config), model)
     return 0
 
 

@@ -20,6 +20,7 @@ from bench.planner.plan import Machine, make_plan
 from bench.planner.shape import ModelSize, read_model, size_of
 from bench.planner.work import Job, depth_s, rounds_of, trained_share, work_of
 from pipeline.cli import main
+from pipeline.cluster.config import RayConfig, SlurmConfig
 from pipeline.config import Config, load_config
 from pipeline.errors import ConfigError
 from pipeline.messages import WeightsNotice
@@ -195,14 +196,28 @@ def test_a_run_is_compared_with_its_own_plan(tmp_path, capsys):
     assert "at least 4" in capsys.readouterr().err
 
 
-def test_the_command_says_it_in_words_and_as_json(capsys):
+def test_the_command_says_it_in_words_as_json_and_as_the_config_of_a_slurm_job(tmp_path, capsys):
     arguments = ["plan", "system", "--model", "7.6e9,28,3584", "--gpus", "H100x16", "--lengths", "1357,8192"]
     assert main([*arguments, "--algorithm", "grpo"]) == 0
     text = capsys.readouterr().out
     assert "* in flight" in text and "engines.count=" in text
-    assert main([*arguments, "--json"]) == 0
-    plan = json.loads(capsys.readouterr().out)
+    base, file = tmp_path / "base.toml", tmp_path / "cluster.toml"
+    base.write_text('max_steps = 7\n[cluster]\nkind = "slurm"\npartition = "gpu"\n')
+    assert main([*arguments, "--json", "--cluster", str(file), "--config", str(base)]) == 0
+    said = capsys.readouterr()
+    plan = json.loads(said.out)
     assert plan["work"]["generation"] > 0 and len(plan["periods"]) == 5
+    assert main(["slurm", str(file), "--run-dir", str(tmp_path / "run")]) == 0
+    config = read_config(tmp_path / "run")
+    table = config.cluster
+    assert isinstance(table, SlurmConfig) and (table.partition, config.max_steps) == ("gpu", 7)
+    assert (table.engine_nodes, table.engines_per_node, table.gpus_per_engine, table.head_gpus) == (1, 8, 1, 8)
+    assert (config.learner.batch_size, config.learner.num_processes, config.engines.kind) == (1024, 8, "sglang")
+    planned = load_config(file).engines
+    assert planned.count == 8 and f"8 engines of {planned.slots} slots on 1 node" in said.err
+    machine, made = Machine(Gpus("H100", 32), None), job()
+    with pytest.raises(ConfigError, match="exists already"):
+        write_cluster(file, plan_cluster(made, machine, 4, 8), made, config, "m")
 
 
 @pytest.mark.parametrize(
@@ -235,41 +250,24 @@ def test_the_benchmark_has_a_job_for_every_size():
     assert math.isclose(rates_for(job_for(8)).load_s, 15.24e9 / 35e9, rel_tol=0.01)
 
 
-def test_a_plan_becomes_the_config_of_a_slurm_job(tmp_path, capsys):
-    (tmp_path / "base.toml").write_text('max_steps = 7\n[cluster]\nkind = "slurm"\npartition = "gpu"\n')
-    file = tmp_path / "cluster.toml"
-    given = {"--model": "7.6e9,28,3584", "--gpus": "H100x32", "--lengths": "300,2000", "--cluster": str(file)}
-    given |= {"--config": str(tmp_path / "base.toml"), "--algorithm": "grpo", "--batch": "64"}
-    assert main(["plan", "system", *(part for pair in given.items() for part in pair)]) == 0
-    said = capsys.readouterr().err
-    assert main(["slurm", str(file), "--run-dir", str(tmp_path / "run")]) == 0
-    config = read_config(tmp_path / "run")
-    table = config.cluster
-    assert table is not None and (table.partition, config.max_steps) == ("gpu", 7)
-    assert table.engine_nodes in (1, 2, 3)
-    assert (table.engines_per_node, table.gpus_per_engine, table.head_gpus) == (8, 1, 8)
-    assert (config.learner.batch_size, config.learner.num_processes, config.engines.kind) == (64, 8, "sglang")
-    planned = load_config(file).engines
-    assert planned.count == 8 * table.engine_nodes
-    assert f"{planned.count} engines of {planned.slots} slots on {table.engine_nodes} node" in said
-    machine, made = Machine(Gpus("H100", 32), None), job()
-    with pytest.raises(ConfigError, match="exists already"):
-        write_cluster(file, plan_cluster(made, machine, 4, 8), made, config, "m")
-
-
 def test_nodes_are_whole_and_large_enough(tmp_path):
     big, made = ModelSize("70b", 70e9, 70e9, 80, 8192, 1024), job()
     plan = plan_cluster(job(model=big), Machine(Gpus("H100", 64), None), 4, 32)
     table = cluster_config(plan, made, Config(), "builtin").cluster
-    assert table is not None
+    assert isinstance(table, SlurmConfig)
     assert (plan.engine_nodes, table.engines_per_node, table.gpus_per_engine, table.head_gpus) == (1, 8, 4, 32)
     own = plan_cluster(made, Machine(Gpus("H100", 12), None), 4, 8)
     config = cluster_config(own, made, Config(), "builtin")
-    assert config.cluster is not None and (config.cluster.engine_nodes, config.cluster.head_gpus) == (0, 8)
+    assert isinstance(config.cluster, SlurmConfig) and (config.cluster.engine_nodes, config.cluster.head_gpus) == (0, 8)
     assert config.engines.count + config.learner.num_processes == 8, "the rest of a second node is of no use"
     cpus = plan_cluster(made, Machine(Gpus("CPU", 4), RATES), 4, 2)
     config = cluster_config(cpus, made, Config(), "builtin")
-    assert config.cluster is not None and (config.cluster.head_gpus, config.engines.kind) == (0, "auto")
+    assert isinstance(config.cluster, SlurmConfig) and (config.cluster.head_gpus, config.engines.kind) == (0, "auto")
+    ray = Config(cluster=RayConfig("auto", strategy="pack"))
+    write_cluster(tmp_path / "ray.toml", plan, made, ray, "builtin")
+    planned = load_config(tmp_path / "ray.toml")
+    assert planned.cluster == RayConfig("auto", engines=8, gpus_per_engine=4, strategy="pack")
+    assert (planned.engines.tp, planned.learner.num_processes) == (4, 32)
     for gpus, node in ((16, 1), (10, 8)):
         with pytest.raises(ConfigError, match="larger"):
             plan_cluster(job(model=big if node == 8 else QWEN_7B), Machine(Gpus("H100", gpus), None), 4, node)
