@@ -28,7 +28,7 @@ class ClusterPlan(NamedTuple):
     def says(self) -> str:
         p = self.period
         s = p.split
-        where = f" on {self.engine_nodes} nodes" if self.engine_nodes else ""
+        where = f" on {self.engine_nodes} node{'s' * (self.engine_nodes > 1)}" if self.engine_nodes else ""
         return (
             f"{s.engines} engines of {s.slots} slots{where}, {s.learners} of the learner on the head, "
             f"{seconds(p.period_s)} a step, engines idle {p.engine_idle:.0%}, the learner {p.learner_idle:.0%}, "
