@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from pipeline import rundir
-from pipeline.metrics import current_records, read_records
+from pipeline.metrics import read_records
 
 pytestmark = pytest.mark.timeout(280)  # real processes import torch, and the machine may be busy
 
@@ -209,16 +209,20 @@ def test_stop_then_resume_goes_on_where_it_was(start):
     assert run.open_and_total()[0] == 0
 
 
-def test_a_killed_learner_restarts_the_run_from_its_checkpoint(start):
-    run = start("max_rollouts=20000", f"max_steps={STEPS}", "daemon.checkpoint_every_steps=2")
+def test_a_killed_learner_alone_is_started_again_and_every_step_can_be_replayed(start):
+    run = start("max_rollouts=20000", "max_steps=16", "daemon.checkpoint_every_steps=2")
     run.wait_until(lambda s: s.get("step", 0) >= 3)
     (pid,) = run.pids("-m learner ")
     os.kill(pid, signal.SIGKILL)
-    run.end()
-    assert json.loads((run.dir / "summary.json").read_text())["steps"] == STEPS
-    steps = [r["step"] for r in current_records(read_records(run.dir / "metrics.jsonl")) if r["kind"] == "step"]
-    assert steps == list(range(1, STEPS + 1))
+    text = run.end()
+    assert "starting it again" in text and "starting again from the last checkpoint" not in text
+    assert json.loads((run.dir / "summary.json").read_text())["steps"] == 16
+    steps = [r["step"] for r in read_records(run.dir / "metrics.jsonl") if r["kind"] == "step"]
+    assert steps == list(range(1, 17)), "no step is on record twice"
     assert run.open_and_total()[0] == 0
+    replay = Run._ngu("replay", str(run.dir), "--steps", "1..16")
+    text = replay.communicate()[0]
+    assert (replay.returncode, text.count("identical")) == (0, 16), text
 
 
 def test_no_process_outlives_a_killed_supervisor_and_the_run_can_be_resumed(start):
