@@ -98,7 +98,7 @@ class EnginesConfig(Section, frozen=True):
 
     kind: Literal["auto", "embedded", "transformers", "sglang", "fake"] = "auto"
     count: NonNegativeInt = 1
-    slots: PositiveInt = 64
+    slots: PositiveInt = 128
     kv: Literal["keep", "recompute"] = "keep"
     tp: PositiveInt = 1
     gpus: tuple[NonNegativeInt, ...] = ()

@@ -39,6 +39,9 @@ from pipeline.role import LEAVE_SIGNAL, keep_freed_memory, run_role
 from pipeline.rundir import read_config
 
 HEARTBEAT_S = 1.0
+# Rollouts go out at most this often, together: what a message costs each process that it passes is then shared by many,
+# where a small model ends some at every token.
+SEND_EVERY_S = 0.02
 STARTING_S = 0.05  # between two looks at an engine whose server starts
 
 
@@ -65,6 +68,8 @@ class Worker:
         self._socket = socket
         self._engine: Engine | None = None
         self._work: list[Work] = []  # received and not yet with the engine
+        self._ended: list[Rollout] = []  # not yet sent
+        self._next_send = 0.0
         self._notice: WeightsNotice | None = None  # the newest that is not loaded yet
         self._stopping = self._is_leaving = False
         self._outside = False  # left the rotation; work that was sent before the coordinator knew is not taken
@@ -86,6 +91,7 @@ class Worker:
                     self._leave(e)
                 self._beat()
             if self._is_leaving:
+                self._send_rollouts()
                 self._socket.leave()
         except Exception as e:
             reason = e.message if isinstance(e, NguError) else f"{type(e).__name__}: {e}"
@@ -112,6 +118,7 @@ class Worker:
         print(f"{self._name}: {error.message}", file=sys.stderr, flush=True)
         self._left_at = self._left_at or time.monotonic()
         self._work, self._notice, self._outside = [], None, True
+        self._send_rollouts()  # once we have joined again they would be somebody else's
         self._socket.rejoin()
 
     def _num_in_flight(self) -> int:
@@ -202,12 +209,18 @@ class Worker:
                 ended = self._engine.step()
         else:
             ended = self._engine.step()
-        rollouts = tuple(e for e in ended if isinstance(e, Rollout))
-        if rollouts:
-            self._socket.send(Rollouts(rollouts))
-        for failure in ended:
-            if isinstance(failure, Failure):
-                self._socket.send(AttemptFailed(failure.attempt_id, failure.reason, failure.retryable))
+        for outcome in ended:
+            if isinstance(outcome, Failure):
+                self._socket.send(AttemptFailed(outcome.attempt_id, outcome.reason, outcome.retryable))
+            else:
+                self._ended.append(outcome)
+        if not self._engine.num_in_flight or time.monotonic() >= self._next_send:
+            self._send_rollouts()
+
+    def _send_rollouts(self) -> None:
+        if self._ended:
+            self._socket.send(Rollouts(tuple(self._ended)))
+            self._ended, self._next_send = [], time.monotonic() + SEND_EVERY_S
 
     def _beat(self) -> None:
         if time.monotonic() >= self._next_beat:

@@ -89,6 +89,25 @@ def test_a_freed_slot_is_filled_before_the_next_token(tmp_path):
     assert steps <= tokens / 3 + 3
 
 
+def test_prompts_wait_until_some_can_be_computed_together(tmp_path, monkeypatch):
+    engine, publisher, model_dir = make(tmp_path, EmbeddedDecoder, "qwen2", slots=64, has_eos=False)
+    admitted = []
+    original = EmbeddedDecoder.admit
+
+    def counting(self, prompts, max_tokens):
+        admitted.append(len(prompts))
+        original(self, prompts, max_tokens)
+
+    monkeypatch.setattr(EmbeddedDecoder, "admit", counting)
+    engine.load_weights(publish(publisher, tiny_model("qwen2", 0), 0, model_dir))
+    engine.submit([work(i, PROMPTS[i % 5], max_new_tokens=1 + i % 31) for i in range(128)])  # two or three end a step
+    while engine.num_in_flight:
+        engine.step()
+    assert sum(admitted) == 128
+    assert admitted[0] == 64
+    assert min(admitted[1:-1]) >= 4  # a sixteenth of the slots; behind the last prompts there are no more
+
+
 def test_prompts_shared_with_a_running_row_are_not_computed_again(tmp_path, monkeypatch):
     engine, publisher, model_dir = make(tmp_path, EmbeddedDecoder, "qwen2", slots=8, has_eos=False)
     prefilled = []
@@ -139,7 +158,8 @@ def test_a_draw_follows_the_distribution_whose_logprobs_it_reports():
 def test_the_cache_grows_and_keeps_its_contents():
     cache = KVCache(num_layers=1, slots=2, num_kv_heads=1, head_dim=2, device=CPU)
     cache.reserve(3)
-    cache.write(0, torch.tensor([0, 1]), torch.tensor([2, 0]), torch.ones(2, 1, 2), 2 * torch.ones(2, 1, 2))
+    keys_values = torch.tensor([1.0, 2.0])[None, :, None].expand(2, 2, 2)
+    cache.write(0, torch.tensor([0, 1]), torch.tensor([2, 0]), keys_values)
     cache.reserve(5)
     cache.reserve(4)
     keys, values = cache.read(0, num_rows=2, num_positions=5)

@@ -44,6 +44,9 @@ class ScriptedSocket:
     def rejoin(self):
         self.sent.append("hello again")
 
+    def leave(self):
+        self.sent.append("farewell")
+
     def send(self, message):
         self.sent.append(message)
 
@@ -187,6 +190,25 @@ def test_a_message_for_another_role_ends_the_worker_with_one_line():
         Worker(Config(engines=EnginesConfig(kind="fake", slots=2)), "engine-0", socket).run()
     (failed,) = socket.of(PeerFailed)
     assert "\n" not in failed.reason
+
+
+def test_rollouts_that_end_within_a_moment_travel_together(weights, monkeypatch):
+    monkeypatch.setattr("pipeline.worker.SEND_EVERY_S", 1e6)
+    items = WorkItems(tuple(work(i, "ab", max_new_tokens=1 + i) for i in range(5)))
+    socket = run("fake", NewWeights(weights(0)), items, *[None] * 30, Stop(), None)
+    messages = [[r.attempt_id for r in m.rollouts] for m in socket.of(Rollouts)]
+    # The first has nothing to wait for, and with the last there is nothing more to wait for.
+    assert messages == [[0], [1, 2, 3, 4]]
+
+
+def test_a_worker_that_leaves_sends_what_has_ended_first(weights, monkeypatch):
+    monkeypatch.setattr("pipeline.worker.SEND_EVERY_S", 1e6)
+    items = WorkItems((*(work(i, "ab", max_new_tokens=1 + i) for i in range(2)), work(2, "ab", max_new_tokens=40)))
+    socket = ScriptedSocket(NewWeights(weights(0)), items, *[None] * 3, lambda: worker.stop())
+    worker = Worker(Config(engines=EnginesConfig(kind="fake", slots=3)), "engine-0", socket)
+    worker.run()
+    assert [[r.attempt_id for r in m.rollouts] for m in socket.of(Rollouts)] == [[0], [1]]
+    assert socket.sent[-2:] == [socket.of(Rollouts)[-1], "farewell"]
 
 
 class LosingEngine(FakeEngine):
