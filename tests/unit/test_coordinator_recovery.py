@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from pipeline import checkpoints
-from pipeline.checkpoints import latest, load
+from pipeline.checkpoints import latest, load, partial_dir
 from pipeline.config import Config, parse_config
 from pipeline.coordinator import journal
 from pipeline.coordinator.journal import FRAME_ENTRIES, Journal, Stepped
@@ -419,6 +419,22 @@ def test_a_learner_of_whose_batches_one_is_gone_asks_for_a_restart_of_everything
         run.run.turn()
     run.start_again()
     run.finish()
+
+
+def test_half_a_checkpoint_is_deleted_once_nobody_can_finish_it(tmp_path):
+    run = Simulation(tmp_path, config(), script=SCRIPT)
+    while run.batch is None or not run.batch.checkpoint:
+        run.turn()
+    half = partial_dir(tmp_path, run.version)  # which a stop during the step that saves asks for
+    half.mkdir(parents=True)
+    while latest(tmp_path) is None:
+        run.turn()
+    assert half.exists(), "its learner lives and writes there"
+    run.kill_learner()
+    run.start_learner()
+    run.turn()
+    assert not half.exists()
+    run.ledger.close()
 
 
 @pytest.mark.parametrize("is_back", [False, True])
