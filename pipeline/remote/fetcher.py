@@ -1,10 +1,12 @@
 """Turns what a run offers into weights that lie on this machine."""
 
+import re
 import time
 from collections.abc import Callable, Sequence
 
 import msgspec
 
+from pipeline.errors import WeightError
 from pipeline.messages import WeightsNotice
 from pipeline.remote.download import Download
 from pipeline.remote.store import Held, HostStore
@@ -12,6 +14,7 @@ from pipeline.remote.wire import Offer, Parcel, Piece
 
 # As many as a learner keeps: the version that serves, and the one that comes next while the engine has yet to load it.
 _KEPT = 2
+_CHECKSUM = re.compile(r"[0-9a-f]{16}")
 LOOK_S = 0.02  # between two looks at what another worker of this host fetches
 STALLED_S = 20.0  # without a byte: longer than it takes a broken connection to be replaced
 
@@ -47,7 +50,9 @@ class Fetcher:
         return self._offer is not None and self._download is None
 
     def on_offer(self, offer: Offer) -> WeightsNotice | None:
-        """Begin to fetch; the notice of the weights on offer, if they are here already."""
+        """Begin to fetch; the notice of the weights on offer, if they are here already. Raises WeightError."""
+        if not (_CHECKSUM.fullmatch(offer.model.checksum) and _CHECKSUM.fullmatch(offer.notice.checksum)):
+            raise WeightError("the run offers weights under what is no checksum; files are named after it")
         self._offer = offer
         self._progress = (0, self._clock())
         return self._advance()

@@ -9,10 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 import xxhash
 from gateways import GatewayThread, until
 
+from pipeline.errors import WeightError
 from pipeline.messages import NewWeights, WeightsLoaded, WeightsNotice
 from pipeline.remote.client import RemoteSocket
 from pipeline.remote.fetcher import STALLED_S, Fetcher
@@ -196,6 +198,8 @@ def test_who_stands_still_is_replaced_and_takes_what_the_other_has_fetched(elsew
     late = first.look()
     assert late is not None and Path(late.path).stat().st_ino == Path(ready.path).stat().st_ino
     assert late.model_dir == ready.model_dir
+    with pytest.raises(WeightError, match="no checksum"):
+        second.on_offer(msgspec.structs.replace(offer, model=Parcel("../../abcdefghij", 1)))
     second.forget()
     second.on_offer(offer)
     assert pulls[1][-1] == (offer.notice.checksum, 31 * PIECE_BYTES), "what was refused is not found any more"
