@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import os
 import secrets
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +25,7 @@ NAME = "ray"
 _RAY_ENV = {"RAY_DEDUP_LOGS": "0", "RAY_COLOR_PREFIX": "0"}
 # Only actors' arguments and log lines are in it.
 _OBJECT_STORE_BYTES = 80 << 20
+_CONNECT_TIMEOUT_S = 10.0
 
 
 def main() -> None:
@@ -44,10 +46,10 @@ def main() -> None:
             key = (run_dir / DIRECTORY / WORKER_FILE).read_text()
             RayEngines(table, run_dir, _reachable(config.daemon.listen, own_address), key).run()
     except NguError as e:
-        socket = PeerSocket(ENDPOINT, introduction("gateway", NAME, 0))
-        socket.say_hello()
-        socket.send(PeerFailed(e.message))
-        socket.close()
+        peer = PeerSocket(ENDPOINT, introduction("gateway", NAME, 0))
+        peer.say_hello()
+        peer.send(PeerFailed(e.message))
+        peer.close()
         raise
 
 
@@ -77,6 +79,15 @@ def _cluster(table: RayConfig) -> Iterator[str]:
 
 
 def _connect(address: str) -> None:
+    """Join the cluster at `address`; raises ConfigError when this machine is no node of one there."""
+    if address != "auto":
+        host, _, port = address.rpartition(":")
+        try:  # Ray would try for minutes
+            socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S).close()
+        except OSError as e:
+            raise ConfigError(
+                f"cluster.address = {address!r}: no Ray cluster answers there ({e.strerror or e})"
+            ) from None
     import ray
     from ray.exceptions import RayError
 
@@ -91,7 +102,10 @@ def _connect(address: str) -> None:
 
 
 def _start(scratch: Scratch) -> None:
-    """A cluster of this machine, for this process alone: Ray's processes die with it, however it ends."""
+    """A cluster of this machine, for this process alone: Ray's processes die with it, however it ends.
+
+    All but two, if it is killed: the node's agents spend a minute on reporting that to a server that is gone, and end.
+    """
     import ray
 
     ray.init(

@@ -3,6 +3,7 @@
 import json
 import os
 import select
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from gateways import until
 
 from pipeline import rundir
 from pipeline.cli import main
-from pipeline.cluster import head
+from pipeline.cluster import head, ray_role
 from pipeline.cluster.config import RayConfig
 from pipeline.cluster.nodes import ClusterView, Node, read_view, write_view
 from pipeline.commands import create_run
@@ -74,6 +75,21 @@ def test_without_ray_one_line_says_what_to_install(verb, tmp_path, capsys, monke
     assert main([verb, *arguments]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1 and "pip install" in said and "ray" in said
+
+
+def test_an_address_without_a_cluster_is_refused_at_once():
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with pytest.raises(ConfigError, match=f"127.0.0.1:{port}': no Ray cluster answers there"):
+        ray_role._connect(f"127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize(
+    ("listen", "found"),
+    [("tcp://0.0.0.0:20001", "tcp://10.0.0.7:20001"), ("tcp://10.1.0.7:5555", "tcp://10.1.0.7:5555")],
+)
+def test_engines_join_where_the_head_can_be_reached(listen, found):
+    assert ray_role._reachable(listen, "10.0.0.7") == found
 
 
 def test_slurm_says_whose_table_it_is(capsys):
