@@ -15,6 +15,7 @@ from pipeline.coordinator.batcher import BatcherState
 from pipeline.coordinator.book import BookState
 from pipeline.coordinator.starvation import StarvationState
 from pipeline.errors import NguError
+from pipeline.ledger import VerdictRow
 from pipeline.manifest import sync, verify_manifest
 from pipeline.messages import Group
 
@@ -37,6 +38,7 @@ class Snapshot(msgspec.Struct):
     journal: int  # the segment of the journal that follows
     is_holding: bool = False
     starvation: StarvationState = msgspec.field(default_factory=StarvationState)
+    verdicts: dict[int, VerdictRow] = msgspec.field(default_factory=dict)  # of open attempts, which the ledger lacks
 
 
 def partial_dir(run_dir: Path, step: int) -> Path:
@@ -44,17 +46,23 @@ def partial_dir(run_dir: Path, step: int) -> Path:
     return run_dir / "checkpoints" / f".step_{step:06d}.partial"
 
 
-def publish(run_dir: Path, partial: Path, snapshot: Snapshot) -> Path:
-    """Add the coordinator's part and make the checkpoint visible; keeps the newest `NUM_KEPT`."""
-    data = msgspec.msgpack.encode(snapshot)
-    with (partial / _FILE).open("wb") as file:
-        file.write(xxhash.xxh3_64_digest(data) + data)
+def encode(snapshot: Snapshot) -> bytes:
+    return msgspec.msgpack.encode(snapshot)
+
+
+def publish(run_dir: Path, directory: Path, policy_version: int, data: bytes) -> Path:
+    """Add the coordinator's part, an encoded snapshot, to the learner's in `directory`, and make the checkpoint visible;
+    keeps the newest `NUM_KEPT`.
+    """
+    with (directory / _FILE).open("wb") as file:
+        file.write(xxhash.xxh3_64_digest(data))
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    final = run_dir / "checkpoints" / f"step_{snapshot.policy_version:06d}"
+    final = run_dir / "checkpoints" / f"step_{policy_version:06d}"
     if final.exists():  # the last periodic checkpoint and the closing one can fall on the same step
         shutil.rmtree(final)
-    partial.rename(final)
+    directory.rename(final)
     sync(final.parent)
     for old in _complete(run_dir)[:-NUM_KEPT]:
         shutil.rmtree(old)
@@ -87,10 +95,26 @@ def latest(run_dir: Path) -> Path | None:
     return None
 
 
+def take_over(partial: Path) -> Path:
+    """The learner's part is whole: put it out of reach of `remove_partial`; returns where it is."""
+    whole = partial.with_suffix(".whole")
+    shutil.rmtree(whole, ignore_errors=True)  # a crash may have left one behind
+    return partial.rename(whole)
+
+
+def remove_partial(run_dir: Path) -> None:
+    """Delete what a learner left half written; only while none writes."""
+    _remove(run_dir, ".step_*.partial")
+
+
 def remove_unfinished(run_dir: Path) -> None:
-    """Delete what a crash left half written; only while no learner writes."""
-    for partial in (run_dir / "checkpoints").glob(".step_*.partial"):
-        shutil.rmtree(partial)
+    """Delete what was not published; only while no process of the run lives."""
+    _remove(run_dir, ".step_*")
+
+
+def _remove(run_dir: Path, pattern: str) -> None:
+    for directory in (run_dir / "checkpoints").glob(pattern):
+        shutil.rmtree(directory)
 
 
 def oldest_step(run_dir: Path) -> int:

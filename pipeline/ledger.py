@@ -2,8 +2,8 @@
 
 Writes are gathered and committed once a turn of the coordinator's loop, before anything that depends on them is sent.
 `launched = ended + open` holds in every committed state; launches are counted apart from the attempts themselves, so
-that a lost row shows. A verdict is written with the end of its attempt, or with a checkpoint before: what a crash takes
-of it is in the journal, and a row that is changed once instead of twice costs a third less.
+that a lost row shows. A verdict is written with the end of its attempt: what a crash takes of it is in the checkpoint or
+the journal, and a row that is changed once instead of twice costs a third less.
 """
 
 import sqlite3
@@ -16,16 +16,20 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from pipeline.errors import NguError
-from pipeline.manifest import sync
 from pipeline.messages import Rollout, Verdict, Work
 
 Fate = Literal["trained", "filtered", "stale", "failed", "cancelled", "given_up", "continued"]
 FATES: tuple[Fate, ...] = get_args(Fate)
 _CODE = {fate: i for i, fate in enumerate(FATES, start=1)}
 
+# Outcome, reward, tokens, oldest and newest version: columns of an attempt.
+VerdictRow = tuple[str, float, int, int | None, int | None]
+
 CHECKPOINT_S = 0.5
 MAX_WAL_PAGES = 1 << 14  # 64 MiB
 TURN_ENDS, TURN_SHARE = 64, 32  # of the ends that wait, a turn writes at least so many and one in so many
+# Attempts that a turn looks at to see whether they are old: at least so many, and so many for each that it launches.
+TURN_SEEN, SEEN_PER_LAUNCH = 128, 3
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS attempts (
@@ -78,8 +82,10 @@ class Ledger:
             self._db.close()
             raise NguError(_damaged(path, str(e))) from None
         self._launches: list[tuple] = []
-        self._verdicts: dict[int, tuple] = {}  # of attempts that have not ended
-        self._ends: list[tuple[tuple | None, tuple]] = []  # with the verdict, unless it is written
+        self.verdicts: dict[int, VerdictRow] = {}  # of attempts that have not ended: a checkpoint holds them
+        self._ends: list[tuple[VerdictRow | None, tuple]] = []  # with the verdict, if there is one
+        self._num_ended = self._num_written = 0  # ends since this process began, and those of them on disk
+        self._prune_before, self._prune_from = 0, -1  # the step, and the first attempt to look at; -1: nothing to do
         self.counts: Counter[str] = Counter()
         self._checkpointer: threading.Thread | None = None
         self._closing = threading.Event()
@@ -119,15 +125,16 @@ class Ledger:
 
     def judge(self, rollout: Rollout, verdict: Verdict) -> None:
         oldest, newest = rollout.oldest_version, rollout.newest_version
-        self._verdicts[rollout.attempt_id] = (verdict.outcome, verdict.reward, rollout.num_tokens, oldest, newest)
+        self.verdicts[rollout.attempt_id] = (verdict.outcome, verdict.reward, rollout.num_tokens, oldest, newest)
 
     def end(self, attempt_ids: Sequence[int], fate: Fate, step: int | None = None) -> None:
         """Close attempts; one that is already closed keeps its first fate.
 
         `step` is the learner's policy version then: of a trained attempt, the step that trained it.
         """
-        code, now, verdicts = _CODE[fate], time.time_ns(), self._verdicts
+        code, now, verdicts = _CODE[fate], time.time_ns(), self.verdicts
         self._ends += [(verdicts.pop(a, None), (code, now, step, a)) for a in attempt_ids]
+        self._num_ended += len(attempt_ids)
         self.counts[fate] += len(attempt_ids)
 
     def commit_turn(self) -> None:
@@ -141,19 +148,39 @@ class Ledger:
         self._commit(len(self._ends))
 
     def _commit(self, num_ends: int) -> None:
-        if not (self._launches or self._ends):
+        if not (self._launches or self._ends or self._prune_from >= 0):
             return
         ends, self._ends = self._ends[:num_ends], self._ends[num_ends:]
         self._db.execute("BEGIN")
         if self._launches:
             self._open_attempts()
+        self._write_ends(ends)
+        if self._prune_from >= 0:
+            self._prune_some(max(TURN_SEEN, SEEN_PER_LAUNCH * len(self._launches)))
+        self._db.execute("COMMIT")
+        self._launches.clear()
+        self._num_written += len(ends)
+
+    @property
+    def num_ended(self) -> int:
+        """Ends since this process began."""
+        return self._num_ended
+
+    def has_written(self, num_ended: int) -> bool:
+        """Whether the first `num_ended` ends since this process began are committed."""
+        return self._num_written >= num_ended
+
+    @property
+    def log_path(self) -> Path:
+        """What has to be synced for all that is committed to survive a power loss: the write-ahead log."""
+        return self._path.with_name(f"{self._path.name}-wal")
+
+    def _write_ends(self, ends: list[tuple[VerdictRow | None, tuple]]) -> None:
         for columns, rows in (
             (f"{_VERDICT}, {_END}", [(*verdict, *end) for verdict, end in ends if verdict is not None]),
             (_END, [end for verdict, end in ends if verdict is None]),
         ):
             self._db.executemany(f"UPDATE attempts SET {columns} WHERE attempt_id=? AND fate=0", rows)
-        self._db.execute("COMMIT")
-        self._launches.clear()
 
     def _open_attempts(self) -> None:
         inserted = self._db.executemany(
@@ -169,19 +196,12 @@ class Ledger:
             "UPDATE books SET launched = launched + ?, last_attempt_id = max(last_attempt_id, ?)", (inserted, *max(ids))
         )
 
-    def sync(self) -> None:
-        """Commit, and survive a power loss from here on, as the checkpoint does that is about to be published."""
-        self.commit()
-        self._write_verdicts()
-        if (wal := self._path.with_name(f"{self._path.name}-wal")).exists():
-            sync(wal)
-
     def _write_verdicts(self) -> None:
-        """Of attempts that are open: of those judged before it a checkpoint repeats nothing."""
-        if not self._verdicts:
+        """Of attempts that are open."""
+        if not self.verdicts:
             return
-        rows = [(*verdict, attempt_id) for attempt_id, verdict in self._verdicts.items()]
-        self._verdicts.clear()
+        rows = [(*verdict, attempt_id) for attempt_id, verdict in self.verdicts.items()]
+        self.verdicts.clear()
         self._db.execute("BEGIN")
         self._db.executemany(f"UPDATE attempts SET {_VERDICT} WHERE attempt_id=?", rows)
         self._db.execute("COMMIT")
@@ -208,21 +228,28 @@ class Ledger:
         self.recount()
 
     def prune(self, before_step: int) -> None:
-        """Fold attempts that ended before the learner reached `before_step` into sums by problem and fate.
+        """Fold attempts that ended before the learner reached `before_step` into sums by problem and fate: some of them
+        with each commit that follows, until all were looked at; while that is under way it only goes further.
 
         Nothing that a checkpoint still in use holds open may have ended so early.
         """
-        ended = "fate > 0 AND step < ?"
-        self._db.execute("BEGIN")
+        self._prune_before = before_step
+        self._prune_from = max(self._prune_from, 0)
+
+    def _prune_some(self, num_seen: int) -> None:
+        rows = "SELECT attempt_id FROM attempts WHERE attempt_id >= ? ORDER BY attempt_id LIMIT ?"
+        first = self._prune_from
+        last, num = self._db.execute(f"SELECT max(attempt_id), count(*) FROM ({rows})", (first, num_seen)).fetchone()
+        self._prune_from = last + 1 if num == num_seen else -1
+        old, bounds = "attempt_id BETWEEN ? AND ? AND fate > 0 AND step < ?", (first, last, self._prune_before)
         self._db.execute(
             "INSERT INTO pruned SELECT problem_id, fate, min(level), count(*), sum(outcome IS 'correct'),"
-            f" total(reward), coalesce(sum(num_tokens), 0) FROM attempts WHERE {ended} GROUP BY problem_id, fate"
+            f" total(reward), coalesce(sum(num_tokens), 0) FROM attempts WHERE {old} GROUP BY problem_id, fate"
             " ON CONFLICT DO UPDATE SET attempts = attempts + excluded.attempts, correct = correct + excluded.correct,"
             " reward = reward + excluded.reward, num_tokens = num_tokens + excluded.num_tokens",
-            (before_step,),
+            bounds,
         )
-        self._db.execute(f"DELETE FROM attempts WHERE {ended}", (before_step,))
-        self._db.execute("COMMIT")
+        self._db.execute(f"DELETE FROM attempts WHERE {old}", bounds)
 
     def recount(self) -> None:
         """Set `counts` to what is stored."""

@@ -13,7 +13,7 @@ from statistics import quantiles
 import msgspec
 
 from bench.suite.base import Benchmark, Row, Say, figure
-from bench.suite.load_peers import Load
+from bench.suite.load_peers import Load, Report
 from pipeline.channels import ENDPOINT, RouterSocket
 from pipeline.config import Config, parse_config
 from pipeline.coordinator.loop import Coordinator
@@ -48,14 +48,14 @@ class TimedLedger(Ledger):
 
 class Course(msgspec.Struct, frozen=True):
     """Of each block: attempts judged a second, and a processor second of the coordinator's process, and its share of a
-    core. Of the whole: seconds of every commit, and between a rollout and the work in its place.
+    core. Of the whole: seconds of every commit, and what the load reports.
     """
 
     per_s: list[float]
     per_core_s: list[float]
     core_share: list[float]
     commit_s: list[float]
-    round_trip_s: list[float]
+    load: Report
 
 
 class CoordinatorBench(Benchmark, frozen=True):
@@ -89,8 +89,8 @@ class CoordinatorBench(Benchmark, frozen=True):
             figure(what, "attempts/s", course.per_s),
             figure(what, "of a core", course.core_share, at_most=CORE_SHARE),
             figure(f"{what}, commit p99", "s", [quantiles(course.commit_s, n=100)[98]], at_most=COMMIT_S),
-            figure(f"{what}, round trip p50", "s", [quantiles(course.round_trip_s, n=100)[49]]),
-            figure(f"{what}, round trip p99", "s", [quantiles(course.round_trip_s, n=100)[98]], at_most=ROUND_TRIP_S),
+            figure(f"{what}, round trip p50", "s", [quantiles(course.load.round_trip_s, n=100)[49]]),
+            figure(f"{what}, round trip p99", "s", [quantiles(course.load.round_trip_s, n=100)[98]], at_most=ROUND_TRIP_S),
         ]
 
     def _measure(self, workers: int, num_tokens: int, per_s: float) -> Course:
@@ -113,11 +113,10 @@ class CoordinatorBench(Benchmark, frozen=True):
             course = self._observe(coordinator, ledger)
             coordinator.transport.send("learner", Stop())
             said, _ = peers.communicate(timeout=START_S)
-        course.round_trip_s.extend(msgspec.json.decode(said, type=list[float]))
-        return course
+        return msgspec.structs.replace(course, load=msgspec.json.decode(said, type=Report))
 
     def _observe(self, coordinator: Coordinator, ledger: TimedLedger) -> Course:
-        course = Course([], [], [], [], [])
+        course = Course([], [], [], [], Report([], 0.0))
         deadline = time.monotonic() + START_S
         while coordinator.policy_version < 4:  # the queues are full by then
             coordinator.turn(TURN_TIMEOUT_S)
@@ -170,6 +169,7 @@ def coordinated(config: Config, load: Load) -> Iterator[tuple[Coordinator, Timed
         finally:
             peers.kill()
             peers.communicate()
+            coordinator.saver.close()
             ledger.close()
             sink.close()
             transport.close()

@@ -1,8 +1,8 @@
 """Engines, a verifier and a learner without a model, in one process, for measurements of a coordinator:
 `python -m bench.suite.load_peers` with a `Load` on stdin.
 
-They answer at once, or give rollouts back at a rate. Told to stop, they print the times between a rollout and the work
-that took its place, as JSON.
+They answer at once, or give rollouts back at a rate. Told to stop, they print a `Report` as JSON. What they are sent is
+read no further than they need it: a load that takes as long as what it loads would measure itself.
 """
 
 import random
@@ -15,9 +15,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from pipeline.manifest import write_manifest
 from pipeline.messages import (
-    Batch,
     BatchRequest,
     FromPeer,
     Hello,
@@ -31,18 +29,14 @@ from pipeline.messages import (
     Save,
     StepDone,
     Stop,
-    ToPeer,
     Verdict,
-    VerifyJobs,
     VersionSpan,
     WeightsLoaded,
     WeightsNotice,
-    Work,
-    WorkItems,
     pack_ids,
     pack_logprobs,
 )
-from pipeline.role import keep_freed_memory
+from pipeline.role import few_collections, keep_freed_memory
 
 MAX_TIMES = 200_000
 IDLE_MS = 500  # without a rollout to give back
@@ -50,8 +44,37 @@ VERIFIER_SLOTS = 4096
 # Rollouts of one message, as an engine's step ends a few at once.
 PER_MESSAGE = 4
 
+
+
+class Work(msgspec.Struct, array_like=True, gc=False):
+    """The first fields of `messages.Work`; those that follow are passed over."""
+
+    attempt_id: int
+    chain_id: int
+    round: int
+
+
+class WorkItems(msgspec.Struct, array_like=True, gc=False, tag="work"):
+    items: list[Work]
+
+
+class VerifyJob(msgspec.Struct, array_like=True, gc=False):
+    attempt_id: int
+
+
+class VerifyJobs(msgspec.Struct, array_like=True, gc=False, tag="verify"):
+    jobs: list[VerifyJob]
+
+
+class Batch(msgspec.Struct, array_like=True, gc=False, tag="batch"):
+    groups: msgspec.Raw
+    num_attempts: int
+    checkpoint: bool
+
+
 _encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(ToPeer).decode
+_decode = msgspec.msgpack.Decoder(WorkItems | VerifyJobs | Batch | NewWeights | Identify | Save | Stop).decode
+_RIGHT, _WRONG = Verdict("correct", 1.0), Verdict("incorrect", 0.0)
 
 
 class Load(msgspec.Struct):
@@ -62,6 +85,15 @@ class Load(msgspec.Struct):
     slots: int
     num_tokens: int
     per_s: float
+
+
+class Report(msgspec.Struct):
+    """Seconds between a rollout and the work that took its place, of the newest ones, and the share of a core that the
+    load took: near 1, it is the load that is measured.
+    """
+
+    round_trip_s: list[float]
+    core_share: float
 
 
 class Peers:
@@ -80,8 +112,8 @@ class Peers:
         self._given_back: dict[str, deque[float]] = {f"engine-{i}": deque() for i in range(load.workers)}
         self._times: deque[float] = deque(maxlen=MAX_TIMES)
         self._version = 0  # the learner's
-        self._serving = dict.fromkeys(self._given_back, 0)
-        self._coin = random.Random(0)
+        self._spans = {name: (VersionSpan(0, 0),) for name in self._given_back}  # of the weights that each serves
+        self._coin = random.Random(0).random
         self._ids, self._logprobs = pack_ids([7] * load.num_tokens), pack_logprobs([-1.0] * load.num_tokens)
         self._text = "abc" * load.num_tokens
 
@@ -99,19 +131,13 @@ class Peers:
     def _send(self, name: str, message: FromPeer) -> None:
         self._by_name[name].send(_encode(message), copy=self._load.num_tokens < 8192)
 
-    def serve(self) -> list[float]:
-        """Until told to stop; the times between a rollout and new work, in seconds."""
+    def serve(self) -> Report:
+        """Until told to stop."""
         self._send("learner", StepDone(0, self._notice(), {}))
         self._send("learner", BatchRequest(0))
-        started, num_sent = time.monotonic(), 0
-        while True:
-            for socket, _ in self._poller.poll(self._patience_ms()):
-                name, hello = self._sockets[socket]
-                while socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
-                    message = _decode(socket.recv())
-                    if isinstance(message, Stop):
-                        return list(self._times)
-                    self._handle(name, hello, message)
+        began, cpu = time.monotonic(), time.process_time()
+        started, num_sent = began, 0
+        while self._serve_messages():
             allowed = len(self._ready)
             if self._load.per_s:
                 due = int(self._load.per_s * (time.monotonic() - started)) - num_sent
@@ -120,6 +146,21 @@ class Peers:
                 allowed = min(allowed, due)
             num_sent += allowed
             self._give_back(allowed)
+        return Report(list(self._times), (time.process_time() - cpu) / (time.monotonic() - began))
+
+    def _serve_messages(self) -> bool:
+        """Answer what has come; False if told to stop."""
+        for socket, _ in self._poller.poll(self._patience_ms()):
+            name, hello = self._sockets[socket]
+            while True:
+                try:
+                    message = _decode(socket.recv(zmq.NOBLOCK))
+                except zmq.Again:
+                    break
+                if isinstance(message, Stop):
+                    return False
+                self._handle(name, hello, message)
+        return True
 
     def _patience_ms(self) -> int:
         if not self._ready:
@@ -144,7 +185,7 @@ class Peers:
             b"\1\0\0\0",
             self._ids,
             self._logprobs,
-            (VersionSpan(0, self._serving[name]),),
+            self._spans[name],
             "stop",
             self._text,
             name,
@@ -155,14 +196,16 @@ class Peers:
     def _handle(self, name: str, hello: Hello, message: Any) -> None:
         match message:
             case WorkItems():
-                self._ready.extend((name, work) for work in message.items)
+                self._ready.extend([(name, work) for work in message.items])
                 given_back, now = self._given_back[name], time.monotonic()
                 for _ in range(min(len(message.items), len(given_back))):
                     self._times.append(now - given_back.popleft())
             case VerifyJobs():
-                self._send(name, Judgements(tuple(Judgement(j.attempt_id, self._verdict()) for j in message.jobs)))
+                coin = self._coin
+                judged = [Judgement(job.attempt_id, _RIGHT if coin() < 0.5 else _WRONG) for job in message.jobs]
+                self._send(name, Judgements(tuple(judged)))
             case NewWeights():
-                self._serving[name] = message.notice.policy_version
+                self._spans[name] = (VersionSpan(0, message.notice.policy_version),)
                 self._send(name, WeightsLoaded(message.notice.policy_version, 0.0, 0.0, 0))
             case Batch():
                 self._version += 1
@@ -175,14 +218,9 @@ class Peers:
             case Identify():
                 self._send(name, hello)
 
-    def _verdict(self) -> Verdict:
-        is_correct = self._coin.random() < 0.5
-        return Verdict("correct" if is_correct else "incorrect", float(is_correct))
-
     def _step_done(self, checkpoint: str | None) -> None:
-        if checkpoint is not None:
+        if checkpoint is not None:  # the learner's part of it: nobody reads it, and to sync it would hold the others up
             Path(checkpoint).mkdir(parents=True, exist_ok=True)
-            write_manifest(Path(checkpoint), [])
         self._send("learner", StepDone(self._version, self._notice(), {"loss": 0.0, "ess": 1.0}, checkpoint))
 
     def _notice(self) -> WeightsNotice:
@@ -191,4 +229,6 @@ class Peers:
 
 if __name__ == "__main__":
     keep_freed_memory()
-    print(msgspec.json.encode(Peers(msgspec.json.decode(sys.stdin.buffer.read(), type=Load)).serve()).decode())
+    peers = Peers(msgspec.json.decode(sys.stdin.buffer.read(), type=Load))
+    with few_collections():
+        print(msgspec.json.encode(peers.serve()).decode())

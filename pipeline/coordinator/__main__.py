@@ -75,6 +75,7 @@ def main() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if exporter is not None:
             exporter.close()
+        coordinator.saver.close()
         ledger.close()
         sink.close()
         transport.close()

@@ -101,22 +101,25 @@ class AttemptFlow:
 
     # --- what comes back ---
 
-    def on_rollouts(self, name: str, rollouts: Sequence[Rollout], are_sound: bool) -> None:
-        """What engine `name` has ended; `are_sound` says that their arrays were looked into (`soundness.are_sound`)."""
-        arrived: list[Rollout] = []
+    def on_rollouts(self, arrived: Sequence[tuple[str, Sequence[Rollout]]], are_sound: bool) -> None:
+        """What engines, by name, have ended; `are_sound` says that their arrays were looked into
+        (`soundness.are_sound`).
+        """
+        taken: list[Rollout] = []
         jobs: list[tuple[int, VerifyJob]] = []
         num_carried = 0
-        for rollout, place in zip(rollouts, self._back(name, [r.attempt_id for r in rollouts]), strict=True):
-            if place is None or not self._is_sound(name, rollout, place.work, are_sound) or place.rollout is not None:
-                continue
-            if rollout.engine_id != name:  # figures by engine would be under a name that somebody made up
-                rollout = msgspec.structs.replace(rollout, engine_id=name)
-            place.rollout, work = rollout, place.work
-            arrived.append(rollout)
-            num_carried += work.prefix.num_tokens if work.prefix is not None else 0
-            job = VerifyJob(rollout.attempt_id, work.problem, rollout.text, rollout.finish_reason == "length")
-            jobs.append((rollout.attempt_id, job))
-        self.tally.rollouts(arrived, num_carried)
+        for name, rollouts in arrived:
+            for rollout, place in zip(rollouts, self._back(name, [r.attempt_id for r in rollouts]), strict=True):
+                if place is None or not self._is_sound(name, rollout, place.work, are_sound) or place.rollout is not None:
+                    continue
+                if rollout.engine_id != name:  # figures by engine would be under a name that somebody made up
+                    rollout = msgspec.structs.replace(rollout, engine_id=name)
+                place.rollout, work = rollout, place.work
+                taken.append(rollout)
+                num_carried += work.prefix.num_tokens if work.prefix is not None else 0
+                job = VerifyJob(rollout.attempt_id, work.problem, rollout.text, rollout.finish_reason == "length")
+                jobs.append((rollout.attempt_id, job))
+        self.tally.rollouts(taken, num_carried)
         self.jobs.put_all(jobs)
 
     def _is_sound(self, name: str, rollout: Rollout, work: Work, is_seen: bool) -> bool:

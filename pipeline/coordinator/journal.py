@@ -23,10 +23,8 @@ import msgspec
 import xxhash
 
 from pipeline.coordinator.book import Result
-from pipeline.manifest import sync
 
-# The oldest of the checkpoints that are kept needs its own segment and those of the newer ones.
-NUM_KEPT = 2
+NUM_KEPT = 2  # the checkpoints; the oldest of them needs its own segment and those of the newer ones
 # A run that saves no checkpoints would else write every rollout of its life here, and repeat them all after a crash.
 MAX_SEGMENT_BYTES = 1 << 30
 FRAME_ENTRIES = 256  # bounds the buffer that a frame is made in
@@ -88,6 +86,7 @@ class Journal:
         self._file: tuple[weakref.finalize, int] | None = None  # what closes the present segment, and its descriptor
         self.serial = 0
         self._num_bytes = 0  # of the present segment
+        self._followed = [0]  # the segments that follow the newest checkpoints
 
     def write(self, entry: Entry) -> None:
         """Durable after the next `flush`."""
@@ -118,18 +117,21 @@ class Journal:
         """Whether it is time for a checkpoint, after which this starts again."""
         return self._num_bytes > MAX_SEGMENT_BYTES
 
-    def rotate(self) -> None:
-        """A checkpoint that names the next segment is published: go on there, and drop those nobody needs."""
+    def begin_segment(self) -> Path:
+        """Go on in the next segment, which follows the checkpoint that is begun now; returns the one until now."""
         self.flush()
-        if self._path(self.serial).exists():  # the way from the checkpoint before the newest, should that be torn
-            sync(self._path(self.serial))
-            sync(self._directory)
         if self._file is not None:
             close, _ = self._file
             close()
+        until_now = self._path(self.serial)
         self.serial, self._num_bytes, self._file = self.serial + 1, 0, None
+        return until_now
+
+    def drop_before(self, serial: int) -> None:
+        """The checkpoint that segment `serial` follows is published: delete what no checkpoint needs that is kept."""
+        self._followed = [*self._followed[1 - NUM_KEPT :], serial]
         for path in self._segments():
-            if int(path.name) <= self.serial - NUM_KEPT:
+            if int(path.name) < self._followed[0]:
                 path.unlink()
 
     def replay(self, serial: int) -> Iterator[Entry]:
@@ -138,6 +140,7 @@ class Journal:
         What follows a torn or missing entry cannot be reached from the checkpoint any more and is removed.
         """
         self.serial, expected = serial, serial
+        self._followed = [serial]
         for path in self._segments():
             if int(path.name) < serial:
                 continue

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from pipeline.checkpoints import partial_dir, remove_unfinished
+from pipeline.checkpoints import partial_dir, remove_partial
 from pipeline.coordinator.flow import AttemptFlow
 from pipeline.messages import Batch, Save, SetLearningRate, Stop
 
@@ -66,7 +66,7 @@ class Lineage:
 
     def lost(self) -> None:
         """The learner is gone, and with it whoever could finish what it has left half written."""
-        remove_unfinished(self._run_dir)
+        remove_partial(self._run_dir)
         self.version = None
         self.is_waiting = self.is_closing = self._is_given = False
 
@@ -121,6 +121,6 @@ class Lineage:
         self._lessons = {v: lesson for v, lesson in self._lessons.items() if v > self._saved}
         return batch
 
-    def saved(self) -> None:
-        """A checkpoint of the books, as they are now, is published."""
-        self._saved = self._flow.policy_version
+    def saved(self, version: int) -> None:
+        """The checkpoint of the books at `version` is published."""
+        self._saved = version

@@ -5,7 +5,9 @@ and only then send. Nothing here blocks and nothing waits for a particular peer,
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,8 +21,9 @@ from pipeline.coordinator.flow import AttemptFlow
 from pipeline.coordinator.journal import Configured, Journal
 from pipeline.coordinator.lineage import Lineage
 from pipeline.coordinator.records import Records
-from pipeline.coordinator.recovery import recover, save
+from pipeline.coordinator.recovery import recover
 from pipeline.coordinator.rotation import Rotation
+from pipeline.coordinator.saving import Saver
 from pipeline.coordinator.starvation import relieved
 from pipeline.coordinator.tally import Tally
 from pipeline.errors import RunFailed, WireError
@@ -66,6 +69,10 @@ Mode = Literal["run", "pause", "drain"]
 MAX_UNSOUND = 8
 
 
+def _is_rollouts(received: tuple[str, Any]) -> bool:
+    return isinstance(received[1], Rollouts)
+
+
 class Coordinator:
     """Peers, weights, the learner's turn and the phases of a run; `AttemptFlow` does the rest."""
 
@@ -79,7 +86,9 @@ class Coordinator:
         ledger: Ledger,
         sink: MetricSink,
         clock: Callable[[], float] = time.monotonic,
+        executor: Executor | None = None,
     ):
+        """`executor` writes checkpoints; a thread by default."""
         self.run_dir = run_dir
         self.transport = transport
         self.task = task
@@ -90,6 +99,7 @@ class Coordinator:
         self.flow = AttemptFlow(config, sampler, ledger, self.tally, self.journal)
         self.evaluator = Evaluator(self.flow, task)
         self.records = Records(sink, self.flow)
+        self.saver = Saver(run_dir, executor)
         self.state: State = "starting"
         self.mode: Mode = "run"
         self.save_requested = False
@@ -134,8 +144,13 @@ class Coordinator:
     def _take_turn(self, received: list[tuple[str, Any]]) -> None:
         rollouts = [r for _, message in received if isinstance(message, Rollouts) for r in message.rollouts]
         self._are_sound = are_sound(rollouts, self.flow.vocab_size)
-        for name, message in received:
-            self._handle(name, message)
+        for are_rollouts, messages in groupby(received, _is_rollouts):
+            if are_rollouts:
+                self._take_rollouts([(name, message) for name, message in messages if self._may_say(name, message)])
+                continue
+            for name, message in messages:
+                if self._may_say(name, message):
+                    self._act_on(name, message)
         self.outbox.extend(self.evaluator.catch_up(self.weights))
         self._advance()
         self._heed_starvation()
@@ -144,6 +159,7 @@ class Coordinator:
         with tracing.span("commit"):
             self.journal.flush()
             self.ledger.commit_turn()
+        self._on_saved(self.saver.look(self.flow))
         outbox, self.outbox = self.outbox, []
         with tracing.span("send", messages=len(outbox)):
             for name, message in outbox:
@@ -189,27 +205,31 @@ class Coordinator:
 
     # --- peers ---
 
-    def _handle(self, name: str, message: Any) -> None:
-        """Do what a message asks for; one that is not sound, or not for that peer to send, has no other effect."""
-        if name not in self.peers and not isinstance(message, Hello | Unreadable):
+    def _may_say(self, name: str, message: Any) -> bool:
+        """Whether a message is sound, and that peer's to send; one that is not has no other effect than this."""
+        sender = self.peers.get(name)
+        if sender is None and not isinstance(message, Hello | Unreadable):
             self.outbox.append((name, Identify()))
-            return
+            return False
         try:
-            check(message, self.peers.get(name), self.policy_version)
+            check(message, sender, self.policy_version)
         except WireError as e:
             self.tally.refused(e.kind, f"{name}: {e.message}")
-            return
+            return False
         if not isinstance(message, Hello):
             self.last_heard[name] = self.clock()
-        self._act_on(name, message)
+        return True
+
+    def _take_rollouts(self, messages: Sequence[tuple[str, Rollouts]]) -> None:
+        """At once what came at once: many engines send single rollouts, and most of their cost is by the call."""
+        self.flow.on_rollouts([(name, message.rollouts) for name, message in messages], self._are_sound)
+        for name in [*self.flow.num_unsound]:
+            self._dismiss_if_unsound(name)
 
     def _act_on(self, name: str, message: Any) -> None:
         match message:
             case Hello():
                 self._on_hello(name, message)
-            case Rollouts():
-                self.flow.on_rollouts(name, message.rollouts, self._are_sound)
-                self._dismiss_if_unsound(name)
             case Judgements():
                 self.flow.on_verdicts(message.judgements)
             case AttemptFailed():
@@ -367,7 +387,7 @@ class Coordinator:
             lr = SetLearningRate(self.config.learner.lr)  # what was repeated may have had another
             self.outbox.extend((learner, lr) for learner in self._named("learner"))
         if message.checkpoint is not None:
-            self._publish_checkpoint(self.run_dir / message.checkpoint)
+            self._save(self.run_dir / message.checkpoint)
 
     def record_failure(self, reason: str) -> None:
         """Of the run or its learner, with what was measured since the last step and of the step in training."""
@@ -426,6 +446,8 @@ class Coordinator:
         Only the end of a run waits for a learner that is away or behind. A stop does not: without that checkpoint the
         last one and the journal hold everything.
         """
+        if self.saver.is_busy:  # maybe with the closing one, whose learner is gone by now
+            return
         learner = self._learner()
         if learner is None or not self.lineage.has_all:
             if self.stop_requested:
@@ -433,12 +455,19 @@ class Coordinator:
         elif not self.lineage.is_closing:
             self.outbox.append((learner, self.lineage.close()))
 
-    def _publish_checkpoint(self, partial: Path) -> None:
-        save(self.flow, self.task, self.run_dir, partial)
-        self.lineage.saved()
+    def _save(self, partial: Path) -> None:
+        """The learner has written its part of a checkpoint of the books as they are now."""
+        if self.saver.is_busy:  # steps are shorter than the disk takes
+            self._on_saved(self.saver.finish(self.flow))
+        self.saver.begin(self.flow, self.task, partial)
         self.save_requested = False
-        if self.state == "stopping":
-            self._end("stopped" if self.stop_requested else "finished")
+
+    def _on_saved(self, version: int | None) -> None:
+        """A checkpoint is published, or (None) nothing is new."""
+        if version is not None:
+            self.lineage.saved(version)
+            if self.state == "stopping" and version == self.policy_version:
+                self._end("stopped" if self.stop_requested else "finished")
 
     def _end(self, state: Literal["finished", "stopped"]) -> None:
         if state == "finished":

@@ -5,11 +5,9 @@ the batches it had taken since are trained again first, in the same order, befor
 """
 
 from collections.abc import Callable
-from pathlib import Path
 
-from pipeline import checkpoints
 from pipeline.checkpoints import Snapshot
-from pipeline.config import Config, dump_config, parse_config
+from pipeline.config import Config, parse_config
 from pipeline.coordinator.flow import AttemptFlow
 from pipeline.coordinator.journal import Configured, Entry, Proposed, Replaced, Settled, Stepped, Taken
 from pipeline.errors import NguError
@@ -17,7 +15,7 @@ from pipeline.tasks.base import TaskSource
 
 
 def take_snapshot(flow: AttemptFlow, task: TaskSource) -> Snapshot:
-    """The books now; they continue in the journal's next segment."""
+    """The books now; they continue in the journal's present segment."""
     return Snapshot(
         policy_version=flow.policy_version,
         counters=dict(flow.tally.counters),
@@ -28,23 +26,11 @@ def take_snapshot(flow: AttemptFlow, task: TaskSource) -> Snapshot:
         book=flow.book.state(),
         batcher=flow.batcher.state(),
         pending=list(flow.pending),
-        journal=flow.journal.serial + 1,
+        journal=flow.journal.serial,
         is_holding=flow.is_holding,
         starvation=flow.starvation.state,
+        verdicts=flow.ledger.verdicts,
     )
-
-
-def save(flow: AttemptFlow, task: TaskSource, run_dir: Path, partial: Path) -> None:
-    """Publish a checkpoint, whose other part the learner has written into `partial`, and forget what is not needed
-    for those that are kept.
-    """
-    flow.journal.flush()
-    flow.ledger.sync()
-    checkpoints.publish(run_dir, partial, take_snapshot(flow, task))
-    flow.journal.rotate()
-    flow.journal.write(Configured(dump_config(flow.config)))
-    oldest = checkpoints.oldest_step(run_dir)
-    flow.ledger.prune(min(oldest, flow.policy_version - flow.config.daemon.ledger_keep_steps))
 
 
 def recover(
@@ -66,6 +52,7 @@ def recover(
         flow.is_holding = snapshot.is_holding
         flow.starvation.state = snapshot.starvation
         flow.ledger.check_holds(snapshot.counters.get("launched", 0))
+        flow.ledger.verdicts = snapshot.verdicts
     flow.ledger.rewind(version, flow.waiting_attempts() + list(flow.book.places))
     has_entries = False
     for entry in flow.journal.replay(snapshot.journal if snapshot is not None else 0):

@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,32 @@ class FakeVerifier:
         return Verdict("correct" if is_correct else "incorrect", float(is_correct))
 
 
+class Later(Executor):
+    """Does what it is given `turns` calls of `turn` later, in the same thread: a slow disk without a clock."""
+
+    def __init__(self, turns: int):
+        self._turns = turns
+        self._due: list[tuple[int, Future, Callable[[], Any]]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future:
+        future: Future = Future()
+        self._due.append((self._turns, future, lambda: fn(*args, **kwargs)))
+        self._do()
+        return future
+
+    def turn(self) -> None:
+        self._due = [(left - 1, future, call) for left, future, call in self._due]
+        self._do()
+
+    def _do(self) -> None:
+        ready, self._due = [d for d in self._due if d[0] <= 0], [d for d in self._due if d[0] > 0]
+        for _, future, call in ready:
+            try:
+                future.set_result(call())
+            except BaseException as e:
+                future.set_exception(e)
+
+
 class Simulation:
     """A coordinator, `num_engines` fake engines, a verifier and a learner that takes `step_turns` turns a step."""
 
@@ -128,6 +155,7 @@ class Simulation:
         ratio: Callable[[int], float] = lambda step: 1.0,
         sink: Any = None,
         make_notice: Callable[[int], WeightsNotice] = notice,
+        save_turns: int = 0,
     ):
         self.run_dir = run_dir
         self.config = config
@@ -137,7 +165,10 @@ class Simulation:
         self.ledger = Ledger(run_dir / "ledger.sqlite")
         self.task = ListTask(num_problems, config.seed)
         sampler = make_sampler(config.sampler, self.task, config.seed)
-        self.coordinator = Coordinator(run_dir, config, self, self.task, sampler, self.ledger, self.sink, self._clock)
+        self.disk = Later(save_turns)  # how long it takes to write the coordinator's part of a checkpoint
+        self.coordinator = Coordinator(
+            run_dir, config, self, self.task, sampler, self.ledger, self.sink, self._clock, self.disk
+        )
         self.now = 0.0
         self.version = 0
         snapshot = load(resume) if resume is not None else None
@@ -255,6 +286,7 @@ class Simulation:
             self.batch_left -= 1
             if self.batch_left <= 0:
                 self._finish_step(self.batch)
+        self.disk.turn()
         self.coordinator.turn(0.0)
 
     def _deliver(self, name: str, ended: list[Any]) -> None:

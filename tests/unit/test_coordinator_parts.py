@@ -12,7 +12,7 @@ from pipeline.coordinator.batcher import Batcher, BatcherState
 from pipeline.coordinator.book import BookState
 from pipeline.coordinator.credit import CreditQueue
 from pipeline.errors import NguError, WireError
-from pipeline.ledger import TURN_ENDS, Ledger
+from pipeline.ledger import TURN_ENDS, TURN_SEEN, Ledger
 from pipeline.manifest import write_manifest
 from pipeline.messages import (
     Group,
@@ -222,7 +222,7 @@ def test_a_turn_commits_what_was_launched_and_the_ends_of_a_batch_over_several(t
     ledger.close()
 
 
-def test_a_verdict_is_stored_with_the_end_and_by_a_checkpoint_or_a_close_before_it(tmp_path):
+def test_a_verdict_is_stored_with_the_end_and_by_a_close_before_it(tmp_path):
     ledger = Ledger(tmp_path / "l.sqlite")
 
     def outcomes() -> list[str | None]:
@@ -233,15 +233,33 @@ def test_a_verdict_is_stored_with_the_end_and_by_a_checkpoint_or_a_close_before_
     ledger.judge(rollout(2), Verdict("incorrect", 0.0))
     ledger.end([1], "trained", step=1)
     ledger.commit_turn()
-    assert outcomes() == ["correct", None, None]
-    ledger.sync()
-    assert outcomes() == ["correct", "incorrect", None]
-    ledger.judge(rollout(3), Verdict("correct", 1.0))
-    ledger.end([2], "filtered", step=1)
+    assert outcomes() == ["correct", None, None] and list(ledger.verdicts) == [2]
     ledger.close()
     ledger = Ledger(tmp_path / "l.sqlite")
-    assert outcomes() == ["correct", "incorrect", "correct"]
-    assert ledger.stored_counts() == {"trained": 1, "filtered": 1, "open": 1}
+    assert outcomes() == ["correct", "incorrect", None]
+    assert ledger.stored_counts() == {"trained": 1, "open": 2}
+    ledger.close()
+
+
+def test_what_is_old_is_folded_into_sums_some_with_each_commit(tmp_path):
+    ledger, num = Ledger(tmp_path / "l.sqlite"), 3 * TURN_SEEN
+    ledger.launch([work(i) for i in range(1, num + 2)])
+    ledger.end(range(2, num + 1), "trained", step=1)
+    ledger.end([num + 1], "trained", step=2)
+    ledger.commit()
+    stored = ledger.stored_counts()
+
+    def rows() -> int:
+        return ledger._db.execute("SELECT count(*) FROM attempts").fetchone()[0]
+
+    ledger.prune(before_step=2)
+    for left in (num + 2 - TURN_SEEN, num + 2 - 2 * TURN_SEEN, 2, 2):
+        ledger.commit_turn()
+        assert rows() == left and ledger.stored_counts() == stored, "one is open, one is not old"
+    ledger.end([1], "failed", step=1)
+    ledger.prune(before_step=3)
+    ledger.commit_turn()
+    assert rows() == 0 and sum(ledger.stored_counts().values()) == num + 1
     ledger.close()
 
 
@@ -269,7 +287,7 @@ def publish(run_dir, version: int):
     partial = checkpoints.partial_dir(run_dir, version)
     partial.mkdir(parents=True, exist_ok=True)
     write_manifest(partial, [])
-    return checkpoints.publish(run_dir, partial, snapshot(version))
+    return checkpoints.publish(run_dir, partial, version, checkpoints.encode(snapshot(version)))
 
 
 def test_the_newest_checkpoints_are_kept_and_read_back(tmp_path):

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pipeline import checkpoints
 from pipeline.checkpoints import latest, load, partial_dir
 from pipeline.config import Config, parse_config
-from pipeline.coordinator import journal
+from pipeline.coordinator import journal, saving
 from pipeline.coordinator.journal import FRAME_ENTRIES, Journal, Stepped
 from pipeline.coordinator.lineage import NotKept
 from pipeline.coordinator.status import describe
@@ -24,8 +24,9 @@ from pipeline.errors import NguError
 from pipeline.ledger_cli import ledger as ledger_verb
 from pipeline.messages import Batch, Heartbeat, SetLearningRate
 
-Moment = Literal["turn", "commit", "publish", "rotate"]
-MOMENTS: tuple[Moment, ...] = ("turn", "commit", "publish", "rotate")
+Moment = Literal["turn", "commit", "copy", "publish", "drop"]
+MOMENTS: tuple[Moment, ...] = ("turn", "commit", "copy", "publish", "drop")
+SAVE_TURNS = 60  # that writing a checkpoint takes where it takes long: a step takes 40
 REWARD = "generated/reward_mean"
 SCRIPT = FakeScript(lambda problem: 0.6 if problem.level == "easy" else 0.05, fail_frac=0.02)
 
@@ -72,14 +73,14 @@ def ids(groups: Any) -> list[int]:
 class Lives:
     """One run over several processes' lives; `trained` is its lineage, the attempts of each step."""
 
-    def __init__(self, path: Path, cfg: Config, deaths: random.Random | None = None):
-        self.path, self.cfg, self.deaths = path, cfg, deaths
+    def __init__(self, path: Path, cfg: Config, deaths: random.Random | None = None, save_turns: int = 0):
+        self.path, self.cfg, self.deaths, self.save_turns = path, cfg, deaths, save_turns
         self.trained: dict[int, list[int]] = {}
         self.run = self._start()
 
     def _start(self) -> Simulation:
         self.base_path = latest(self.path)
-        run = Simulation(self.path, self.cfg, script=SCRIPT, resume=self.base_path)
+        run = Simulation(self.path, self.cfg, script=SCRIPT, resume=self.base_path, save_turns=self.save_turns)
         run.check_books()
         self.base = run.version
         return run
@@ -103,10 +104,12 @@ class Lives:
                     break
                 if turn >= num_turns and moment == "commit":
                     patch.setattr(self.run.ledger, "commit_turn", crash)
+                elif turn >= num_turns and moment == "copy":
+                    patch.setattr(checkpoints, "encode", crash)
                 elif turn >= num_turns and moment == "publish":
                     patch.setattr(checkpoints, "publish", crash)
-                elif turn >= num_turns and moment == "rotate":
-                    patch.setattr(self.run.coordinator.journal, "rotate", crash)
+                elif turn >= num_turns and moment == "drop":
+                    patch.setattr(self.run.coordinator.journal, "drop_before", crash)
                 elif turn >= num_turns:
                     break
                 try:
@@ -156,10 +159,13 @@ class Lives:
     lives=st.lists(st.tuples(st.integers(20, 160), st.sampled_from(MOMENTS)), min_size=1, max_size=3),
     seed=st.integers(0, 1000),
     changes=st.sampled_from([{}, CONTINUED, INTERRUPTED]),
+    save_turns=st.sampled_from([0, SAVE_TURNS]),
 )
-def test_after_a_crash_at_any_moment_the_run_goes_on_exactly_where_it_was(tmp_path_factory, lives, seed, changes):
+def test_after_a_crash_at_any_moment_the_run_goes_on_exactly_where_it_was(
+    tmp_path_factory, lives, seed, changes, save_turns
+):
     path: Path = tmp_path_factory.mktemp("crash")
-    run = Lives(path, config(seed, **changes))
+    run = Lives(path, config(seed, **changes), save_turns=save_turns)
     for num_turns, moment in lives:
         run.live(num_turns, moment)
         if run.run.coordinator.ended:
@@ -275,18 +281,36 @@ def test_segments_follow_each_other_and_old_ones_go(tmp_path):
     journal = Journal(tmp_path / "j")
     for version in range(1, 6):
         write(journal, version)
-        journal.rotate()
+        journal.begin_segment()
+        journal.drop_before(journal.serial)
     write(journal, 6)
     assert segments(tmp_path / "j") == ["000004", "000005"]
     assert entries(tmp_path / "j", 4) == [5, 6]
     assert entries(tmp_path / "j", 5) == [6]
 
 
+def test_segments_of_a_checkpoint_that_was_never_published_stay_with_the_one_before(tmp_path):
+    journal = Journal(tmp_path / "j")
+    write(journal, 1)
+    journal.begin_segment()
+    journal.drop_before(1)
+    write(journal, 2)
+    journal.begin_segment()  # a crash ends the process before this checkpoint is published
+    write(journal, 3)
+    again = Journal(tmp_path / "j")
+    assert len(list(again.replay(1))) == 2
+    write(again, 4)
+    again.begin_segment()
+    again.drop_before(3)
+    assert entries(tmp_path / "j", 1) == [2, 3, 4], "the checkpoint before the newest is the one that segment 1 follows"
+
+
 def test_what_cannot_be_reached_from_the_checkpoint_is_removed(tmp_path):
     journal = Journal(tmp_path / "j")
     for version in range(1, 3):
         write(journal, version)
-        journal.rotate()
+        journal.begin_segment()
+    (tmp_path / "j" / "000000").unlink()
     write(journal, 3)
     assert entries(tmp_path / "j", 0) == [], "its own segment is gone, so the later ones do not follow"
     assert segments(tmp_path / "j") == []
@@ -315,6 +339,7 @@ def test_chaos_of_twelve_lives(tmp_path, seed):
     rng = random.Random(seed)
     run = Lives(tmp_path, config(seed, max_rollouts=600), deaths=random.Random(seed))
     for _ in range(12):
+        run.save_turns = rng.choice((0, SAVE_TURNS))
         run.live(rng.randrange(5, 40), rng.choice(("turn", "turn", *MOMENTS)))
         if not run.run.coordinator.ended:
             run.start_again()
@@ -334,13 +359,30 @@ def test_without_checkpoints_the_journal_asks_for_one_before_it_grows_without_en
     assert run.coordinator.journal.serial >= 3
 
 
-def test_at_a_checkpoint_the_way_from_the_one_before_is_safe_from_a_power_loss(tmp_path, monkeypatch):
-    synced: list[str] = []
-    monkeypatch.setattr(journal, "sync", lambda path: synced.append(path.name))
-    run = Simulation(tmp_path, config(), script=SCRIPT)
-    run.run()
+def test_a_checkpoint_is_published_beside_the_steps_that_follow_and_after_all_it_counts_on_is_synced(
+    tmp_path, monkeypatch
+):
+    done: list[str] = []
+    publish = checkpoints.publish
+
+    def published(*args: Any) -> Path:
+        done.append("published")
+        return publish(*args)
+
+    monkeypatch.setattr(saving, "sync", lambda path: done.append(path.name))
+    monkeypatch.setattr(checkpoints, "publish", published)
+    run = Simulation(tmp_path, config(), script=SCRIPT, save_turns=SAVE_TURNS)
+    newest: dict[int, int] = {}  # published, when the learner came to a step
+    while not run.coordinator.ended:
+        run.turn()
+        path = latest(tmp_path)
+        newest.setdefault(run.version, int(path.name[-6:]) if path is not None else 0)
     run.ledger.close()
-    assert synced[:4] == ["000000", "journal", "000001", "journal"]
+    assert newest[4] == 0 and newest[9] >= 3, "steps are taken while the first checkpoint is written"
+    way = ["000000", "journal", "ledger.sqlite-wal", "published", "000001", "journal", "ledger.sqlite-wal", "published"]
+    assert done[: len(way)] == way
+    assert run.coordinator.state == "finished"
+    assert latest(tmp_path) == tmp_path / "checkpoints" / f"step_{run.version:06d}"
 
 
 # --- a learner that dies alone ---

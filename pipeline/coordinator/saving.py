@@ -1,0 +1,93 @@
+"""Checkpoints while the loop goes on: the books are copied between two turns, and written, synced and published beside
+the turns that follow, which can take as long as the disk likes.
+
+From the copy on the journal goes on in a segment of its own. A crash before the checkpoint is published goes on from
+the one before it and repeats both segments, as if this one had never been begun.
+"""
+
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from pipeline import checkpoints
+from pipeline.config import dump_config
+from pipeline.coordinator.flow import AttemptFlow
+from pipeline.coordinator.journal import Configured
+from pipeline.coordinator.recovery import take_snapshot
+from pipeline.manifest import sync
+from pipeline.tasks.base import TaskSource
+
+
+class Copy(msgspec.Struct, frozen=True):
+    """The books at `policy_version`, encoded; `segment` of the journal leads to them, number `journal` on from them."""
+
+    policy_version: int
+    directory: Path  # with the learner's part
+    data: bytes
+    segment: Path
+    journal: int
+    num_ended: int
+
+
+class Saver:
+    """One checkpoint at a time."""
+
+    def __init__(self, run_dir: Path, executor: Executor | None = None):
+        """`executor` writes; a thread by default."""
+        self._run_dir = run_dir
+        self._executor = executor or ThreadPoolExecutor(1, "checkpoints")
+        self._copy: Copy | None = None
+        self._written: Future[None] | None = None
+
+    @property
+    def is_busy(self) -> bool:
+        return self._copy is not None
+
+    def begin(self, flow: AttemptFlow, task: TaskSource, partial: Path) -> None:
+        """Copy the books; the learner has written its part of the checkpoint into `partial`. Not while `is_busy`."""
+        assert self._copy is None
+        journal = flow.journal
+        segment = journal.begin_segment()
+        data = checkpoints.encode(take_snapshot(flow, task))
+        directory = checkpoints.take_over(partial)
+        self._copy = Copy(flow.policy_version, directory, data, segment, journal.serial, flow.ledger.num_ended)
+        journal.write(Configured(dump_config(flow.config)))
+
+    def look(self, flow: AttemptFlow) -> int | None:
+        """Go on with what was begun, once a turn; the version of the checkpoint that has just been published, if one
+        was. What is no longer needed is forgotten then.
+        """
+        if self._copy is None:
+            return None
+        if self._written is None:
+            # The snapshot does not hold what ended before it, so a checkpoint counts on the ledger for that.
+            if not flow.ledger.has_written(self._copy.num_ended):
+                return None
+            self._written = self._executor.submit(self._write, self._copy, flow.ledger.log_path)
+        return self._conclude(flow) if self._written.done() else None
+
+    def finish(self, flow: AttemptFlow) -> int | None:
+        """The same, and wait for it."""
+        flow.ledger.commit()
+        version = self.look(flow)
+        return self._conclude(flow) if self.is_busy else version
+
+    def _write(self, copy: Copy, ledger_log: Path) -> None:
+        for path in (copy.segment, copy.segment.parent, ledger_log):
+            if path.exists():
+                sync(path)
+        checkpoints.publish(self._run_dir, copy.directory, copy.policy_version, copy.data)
+
+    def _conclude(self, flow: AttemptFlow) -> int:
+        assert self._copy is not None and self._written is not None
+        self._written.result()
+        copy, self._copy, self._written = self._copy, None, None
+        flow.journal.drop_before(copy.journal)
+        oldest = checkpoints.oldest_step(self._run_dir)
+        flow.ledger.prune(min(oldest, copy.policy_version - flow.config.daemon.ledger_keep_steps))
+        return copy.policy_version
+
+    def close(self) -> None:
+        """What is being written is finished."""
+        self._executor.shutdown()
