@@ -113,29 +113,42 @@ class FakeVerifier:
 
 
 class Later(Executor):
-    """Does what it is given `turns` calls of `turn` later, in the same thread: a slow disk without a clock."""
+    """Does what it is given `turns` calls of `turn` later, or when it is waited for: a slow disk without a clock."""
 
     def __init__(self, turns: int):
         self._turns = turns
-        self._due: list[tuple[int, Future, Callable[[], Any]]] = []
+        self._given: list[_Task] = []
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future:
-        future: Future = Future()
-        self._due.append((self._turns, future, lambda: fn(*args, **kwargs)))
-        self._do()
-        return future
+        self._given.append(task := _Task(lambda: fn(*args, **kwargs), self._turns + 1))
+        task.turn()
+        return task
 
     def turn(self) -> None:
-        self._due = [(left - 1, future, call) for left, future, call in self._due]
+        for task in self._given:
+            task.turn()
+
+
+class _Task(Future):
+    def __init__(self, call: Callable[[], Any], turns: int):
+        super().__init__()
+        self._call, self._turns = call, turns
+
+    def turn(self) -> None:
+        self._turns -= 1
+        if self._turns <= 0:
+            self._do()
+
+    def result(self, timeout: float | None = None) -> Any:
         self._do()
+        return super().result(timeout)
 
     def _do(self) -> None:
-        ready, self._due = [d for d in self._due if d[0] <= 0], [d for d in self._due if d[0] > 0]
-        for _, future, call in ready:
+        if not self.done():
             try:
-                future.set_result(call())
-            except BaseException as e:
-                future.set_exception(e)
+                self.set_result(self._call())
+            except Exception as e:
+                self.set_exception(e)
 
 
 class Simulation:
