@@ -51,7 +51,7 @@ def encode(snapshot: Snapshot) -> bytes:
 
 
 def publish(run_dir: Path, directory: Path, policy_version: int, data: bytes) -> Path:
-    """Add the coordinator's part, an encoded snapshot, to the learner's in `directory`, and make the checkpoint visible;
+    """Add the coordinator's part, an encoded snapshot, to the learner's in `directory` and make the checkpoint visible;
     keeps the newest `NUM_KEPT`.
     """
     with (directory / _FILE).open("wb") as file:

@@ -2,8 +2,8 @@
 
 Writes are gathered and committed once a turn of the coordinator's loop, before anything that depends on them is sent.
 `launched = ended + open` holds in every committed state; launches are counted apart from the attempts themselves, so
-that a lost row shows. A verdict is written with the end of its attempt: what a crash takes of it is in the checkpoint or
-the journal, and a row that is changed once instead of twice costs a third less.
+that a lost row shows. A verdict is written with the end of its attempt: before that it is in the checkpoint or in the
+journal, and a row that is changed once instead of twice costs a third less.
 """
 
 import sqlite3

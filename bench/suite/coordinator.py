@@ -48,20 +48,22 @@ class TimedLedger(Ledger):
 
 class Course(msgspec.Struct, frozen=True):
     """Of each block: attempts judged a second, and a processor second of the coordinator's process, and its share of a
-    core. Of the whole: seconds of every commit, and what the load reports.
+    core. Of the whole: seconds of every commit and turn, and what the load reports.
     """
 
     per_s: list[float]
     per_core_s: list[float]
     core_share: list[float]
     commit_s: list[float]
+    turn_s: list[float]
     load: Report
 
 
 class CoordinatorBench(Benchmark, frozen=True):
     """For each number of workers: saturated at 64 and at 8,192 tokens a rollout, and at `paced_per_s` attempts a second
     of 64 tokens; `blocks` blocks of `block_s` seconds each. The built-in task and sampler, half of the rollouts right,
-    a checkpoint every ten steps. The workers answer from one other process.
+    a checkpoint every ten steps. The workers answer from one other process; a round trip is from a rollout to the work
+    that takes its place there, so where the load has no core left it is the load's.
     """
 
     workers: tuple[PositiveInt, ...] = (1, 10, 100, 1000)
@@ -85,12 +87,15 @@ class CoordinatorBench(Benchmark, frozen=True):
     def _paced(self, workers: int) -> list[Row]:
         course = self._measure(workers, min(self.tokens), float(self.paced_per_s))
         what = f"{workers} workers, {self.paced_per_s:,}/s asked for"
+        commits, trips = quantiles(course.commit_s, n=100), quantiles(course.load.round_trip_s, n=100)
         return [
             figure(what, "attempts/s", course.per_s),
             figure(what, "of a core", course.core_share, at_most=CORE_SHARE),
-            figure(f"{what}, commit p99", "s", [quantiles(course.commit_s, n=100)[98]], at_most=COMMIT_S),
-            figure(f"{what}, round trip p50", "s", [quantiles(course.load.round_trip_s, n=100)[49]]),
-            figure(f"{what}, round trip p99", "s", [quantiles(course.load.round_trip_s, n=100)[98]], at_most=ROUND_TRIP_S),
+            figure(f"{what}, the load's part", "of a core", [course.load.core_share]),
+            figure(f"{what}, commit p99", "s", [commits[98]], at_most=COMMIT_S),
+            figure(f"{what}, round trip p50", "s", [trips[49]]),
+            figure(f"{what}, round trip p99", "s", [trips[98]], at_most=ROUND_TRIP_S),
+            figure(f"{what}, longest turn", "s", [max(course.turn_s)]),
         ]
 
     def _measure(self, workers: int, num_tokens: int, per_s: float) -> Course:
@@ -116,7 +121,7 @@ class CoordinatorBench(Benchmark, frozen=True):
         return msgspec.structs.replace(course, load=msgspec.json.decode(said, type=Report))
 
     def _observe(self, coordinator: Coordinator, ledger: TimedLedger) -> Course:
-        course = Course([], [], [], [], Report([], 0.0))
+        course = Course([], [], [], [], [], Report([], 0.0))
         deadline = time.monotonic() + START_S
         while coordinator.policy_version < 4:  # the queues are full by then
             coordinator.turn(TURN_TIMEOUT_S)
@@ -129,6 +134,7 @@ class CoordinatorBench(Benchmark, frozen=True):
             started, cpu, judged = time.perf_counter(), time.process_time(), coordinator.tally.counters["rollouts"]
             while (wall_s := time.perf_counter() - started) < self.block_s:
                 coordinator.turn(TURN_TIMEOUT_S)
+                course.turn_s.append(time.perf_counter() - started - wall_s)
             cpu_s, num = time.process_time() - cpu, coordinator.tally.counters["rollouts"] - judged
             course.per_s.append(num / wall_s)
             course.per_core_s.append(num / cpu_s)

@@ -45,7 +45,6 @@ VERIFIER_SLOTS = 4096
 PER_MESSAGE = 4
 
 
-
 class Work(msgspec.Struct, array_like=True, gc=False):
     """The first fields of `messages.Work`; those that follow are passed over."""
 

@@ -110,7 +110,9 @@ class AttemptFlow:
         num_carried = 0
         for name, rollouts in arrived:
             for rollout, place in zip(rollouts, self._back(name, [r.attempt_id for r in rollouts]), strict=True):
-                if place is None or not self._is_sound(name, rollout, place.work, are_sound) or place.rollout is not None:
+                if place is None or not self._is_sound(name, rollout, place.work, are_sound):
+                    continue
+                if place.rollout is not None:  # it was sent twice
                     continue
                 if rollout.engine_id != name:  # figures by engine would be under a name that somebody made up
                     rollout = msgspec.structs.replace(rollout, engine_id=name)
@@ -375,8 +377,7 @@ class AttemptFlow:
             )
         self.is_holding |= holds
         self._end([r.attempt_id for group in groups for r in group.rollouts], "trained")
-        for group in groups:
-            self.tally.trained(group)
+        self.tally.trained(groups)
         self.batcher.consumed()
 
     def untrained(self) -> dict[str, float]:

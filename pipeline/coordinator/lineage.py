@@ -14,6 +14,10 @@ from pipeline.coordinator.flow import AttemptFlow
 from pipeline.messages import Batch, Save, SetLearningRate, Stop
 
 
+# To free the thousands of rollouts of many batches at once would hold a turn up.
+FREED_A_STEP = 2
+
+
 class NotKept(Exception):
     """The learner is so far behind that only a restart of everything brings it and the books together."""
 
@@ -118,7 +122,8 @@ class Lineage:
         assert batch is not None
         # Taken again it saves nothing: the books have gone on since.
         self._lessons[version] = Lesson(msgspec.structs.replace(batch, checkpoint=False), self._lr)
-        self._lessons = {v: lesson for v, lesson in self._lessons.items() if v > self._saved}
+        for old in [v for v in self._lessons if v <= self._saved][:FREED_A_STEP]:
+            del self._lessons[old]
         return batch
 
     def saved(self, version: int) -> None:

@@ -133,10 +133,14 @@ class Tally:
         self._stall_s = message.stall_s
         self._canary_error = message.canary_error
 
-    def trained(self, group: Group) -> None:
-        self.counters["groups_trained"] += 1
-        self._level(group.problem.level)[1] += len(group.rollouts)
-        self._used("trained", group.problem.level, group.rollouts)
+    def trained(self, groups: Sequence[Group]) -> None:
+        by_level: defaultdict[str, list[Rollout]] = defaultdict(list)
+        for group in groups:
+            by_level[group.problem.level] += group.rollouts
+        self.counters["groups_trained"] += len(groups)
+        for level, rollouts in by_level.items():
+            self._level(level)[1] += len(rollouts)
+            self._used("trained", level, rollouts)
 
     def stale(self, level: str, rollouts: Sequence[Rollout]) -> None:
         """The staleness rule left rollouts of a group out; level and length tell what the rule starves."""
@@ -146,8 +150,9 @@ class Tally:
         counters, by_tokens = self.counters, _TOKENS[how]
         counters[f"{how}/rollouts"] += len(rollouts)
         counters[f"{how}/level/{level}"] += len(rollouts)
-        for rollout in rollouts:
-            counters[by_tokens[(rollout.num_tokens | 1).bit_length() - 1]] += 1
+        lengths = [len(rollout.completion_ids) // 4 | 1 for rollout in rollouts]
+        for bits, n in Counter(map(int.bit_length, lengths)).items():
+            counters[by_tokens[bits - 1]] += n
 
     def evaluated(self, record: dict[str, Any]) -> None:
         self.last_eval = record

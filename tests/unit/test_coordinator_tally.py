@@ -24,7 +24,7 @@ def test_trained_shares_fall_where_long_or_hard_rollouts_are_lost():
     tally.round("1", outcome([1.0, 0.0, 1.0, 0.0]), [*short, *long])
     tally.round("2", outcome([0.0, 0.0]), [rollout(20), rollout(0)])
     group = make_group([*short, long[0]], [1.0, 0.0, 1.0])
-    tally.trained(msgspec.structs.replace(group, problem=Problem("p", "test", "1", "1", "1")))
+    tally.trained([msgspec.structs.replace(group, problem=Problem("p", "test", "1", "1", "1"))])
     shares = {name: value for name, value in tally.step_metrics({}).items() if name.startswith("trained_over")}
     assert shares == {
         "trained_over_launched/1": 3 / 4,
