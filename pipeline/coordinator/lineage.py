@@ -13,7 +13,6 @@ from pipeline.checkpoints import partial_dir, remove_partial
 from pipeline.coordinator.flow import AttemptFlow
 from pipeline.messages import Batch, Save, SetLearningRate, Stop
 
-
 # To free the thousands of rollouts of many batches at once would hold a turn up.
 FREED_A_STEP = 2
 
