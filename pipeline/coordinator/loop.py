@@ -103,6 +103,7 @@ class Coordinator:
         self.state: State = "starting"
         self.mode: Mode = "run"
         self.save_requested = False
+        self._saves_last = False  # what is being saved is the closing checkpoint
         self.stop_requested = False
         self.peers: dict[str, Hello] = {}
         self.peer_stats: dict[str, dict[str, float]] = {}
@@ -461,12 +462,13 @@ class Coordinator:
             self._on_saved(self.saver.finish(self.flow))
         self.saver.begin(self.flow, self.task, partial)
         self.save_requested = False
+        self._saves_last = self.state == "stopping"
 
     def _on_saved(self, version: int | None) -> None:
         """A checkpoint is published, or (None) nothing is new."""
         if version is not None:
             self.lineage.saved(version)
-            if self.state == "stopping" and version == self.policy_version:
+            if self._saves_last:
                 self._end("stopped" if self.stop_requested else "finished")
 
     def _end(self, state: Literal["finished", "stopped"]) -> None:
