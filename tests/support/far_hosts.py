@@ -23,7 +23,7 @@ from pipeline.messages import Rollout, VersionSpan, Work, pack_ids, pack_logprob
 
 BIT_PER_S = 100e6
 NUM_TOKENS = 2048
-SLOTS = 64
+SLOTS = 256
 WARM_UP_S = 3.0
 
 
