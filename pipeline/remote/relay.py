@@ -49,11 +49,11 @@ class Relay:
     def _serve(self, host: str, keys: WorkerKeys) -> None:
         try:
             door = Door(f"tcp://{host}:*", GatewayKeys(keys.public, keys.secret, worker_public=keys.public), SILENT_S)
+            self.address = door.address
         except ConfigError:  # no port is free, or it is no address: others will fetch from elsewhere
-            self._is_open.set()
             return
-        self.address = door.address
-        self._is_open.set()
+        finally:
+            self._is_open.set()
         poller = zmq.Poller()
         for socket in (*door.sockets, self._ends):
             poller.register(socket, zmq.POLLIN)
