@@ -183,8 +183,9 @@ def test_one_that_is_started_again_takes_the_place_of_the_one_before_at_once(gat
     assert take(first, WorkItems)
     again = joined(gateway, place=4)
     assert again._hello.name == "remote4"
-    (left,) = until(lambda: gateway.of(Leave), "what the first one had to be given back")
-    assert left.boot_id == gateway.engines()[0].boot_id
+    # To the coordinator another process of that name is the end of the one before; its farewell may be overtaken.
+    until(lambda: len(gateway.engines()) == 3, "the Hello of another process")
+    assert len({hello.boot_id for hello in gateway.engines() if hello.name == "remote4"}) == 2
     assert "started again" in until(lambda: gateway.of(PeerWarning), "a warning")[0].text
 
     first.send(Rollouts((rollout(1),)))  # it was only out of reach, and has to begin anew beside the other
