@@ -3,6 +3,8 @@
 import tempfile
 import time
 from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,6 +96,15 @@ class NoRecords:
         pass
 
 
+class _AtOnce(Executor):
+    """A disk that takes none of the virtual time."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future:
+        future: Future = Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+
 class World:
     """The transport of a coordinator whose peers live on the same virtual clock."""
 
@@ -135,7 +146,7 @@ class World:
         self._ledger = Ledger(run_dir / "ledger.sqlite")
         sampler = make_sampler(config.sampler, task, config.seed)
         clock = lambda: self.now  # noqa: E731
-        self.coordinator = Coordinator(run_dir, config, self, task, sampler, self._ledger, sink, clock)
+        self.coordinator = Coordinator(run_dir, config, self, task, sampler, self._ledger, sink, clock, _AtOnce())
         self.coordinator.recover(None)
         self._hello("learner", "learner", 1)
         self._hello("verifier", "verifier", 1 << 16)
