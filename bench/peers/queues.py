@@ -73,8 +73,13 @@ class RaySide:
         from ray.util.queue import Queue
 
         self._directory = tempfile.mkdtemp(prefix="ngu-ray-")
-        quiet = {"include_dashboard": False, "log_to_driver": False, "configure_logging": False}
-        ray.init(num_cpus=2, _temp_dir=self._directory, **quiet)
+        ray.init(
+            num_cpus=2,
+            include_dashboard=False,
+            configure_logging=False,
+            log_to_driver=False,
+            _temp_dir=self._directory,
+        )
         self._ray, self._make = ray, Queue
         self._queue: Any = None
         self._task: Any = None
