@@ -16,21 +16,29 @@ AXIS_WORDS: dict[Axis, str] = {"rollouts": "rollouts", "tokens": "generated toke
 TITLES: dict[Outcome, str] = {"hard": "Hard problems", "overall": "All problems"}
 LINE_STYLES = ("-", "--", ":")
 GRID = 200
+MAX_CELLS = 4
+LEGEND_LINE_IN, LEGEND_LETTER_IN = 0.65, 0.075  # of an entry: its line with the space around, and a letter
 
 
 def draw(traces: Sequence[Trace], outcome: Outcome, thresholds: Sequence[float]) -> Figure:
-    """A column for each cost; the outcome's row, with its thresholds, and below it the other one's if there is one."""
+    """A column for each cost; the outcome's row, with its thresholds, and below it the other one's if there is one.
+    Where a grid multiplies the arms, each of its few cells has rows of its own.
+    """
     known: list[Outcome] = [o for o in OUTCOMES if all(getattr(p, o) is not None for t in traces for p in t.points)]
-    rows: list[Outcome] = sorted(known, key=lambda shown: shown != outcome)
+    cells = list(dict.fromkeys(_cell(t) for t in traces))
+    if len(cells) > MAX_CELLS:
+        cells = [""]
+    rows = [(shown, cell) for shown in sorted(known, key=lambda shown: shown != outcome) for cell in cells]
     figure = Figure(figsize=(PANEL_IN[0] * len(AXES), PANEL_IN[1] * len(rows)), layout="constrained")
     places = figure.subplots(len(rows), len(AXES), squeeze=False)
-    by_arm: dict[str, list[Trace]] = {}
-    for trace in traces:
-        if trace.points:
-            by_arm.setdefault(trace.arm, []).append(trace)
-    for row, shown in zip(places, rows, strict=True):
+    for row, (shown, cell) in zip(places, rows, strict=True):
+        by_arm: dict[str, list[Trace]] = {}
+        for trace in traces:
+            if trace.points and (len(cells) == 1 or _cell(trace) == cell):
+                by_arm.setdefault(trace.arm if len(cells) == 1 else trace.arm.partition(",")[0], []).append(trace)
         for axes, axis in zip(row, AXES, strict=True):
-            style(axes, TITLES[shown] if axis == AXES[0] else "", AXIS_WORDS[axis], "pass@1" if axis == AXES[0] else "")
+            title = ", ".join(filter(None, (TITLES[shown], cell if len(cells) > 1 else "")))
+            style(axes, title if axis == AXES[0] else "", AXIS_WORDS[axis], "pass@1" if axis == AXES[0] else "")
             for i, (name, found) in enumerate(by_arm.items()):
                 _arm(axes, [curve(t, axis, shown) for t in found], name, i)
             if shown == outcome:
@@ -40,8 +48,14 @@ def draw(traces: Sequence[Trace], outcome: Outcome, thresholds: Sequence[float])
             axes.set_xlim(left=0)
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     handles, labels = places[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=min(len(labels), 6), frameon=False, fontsize=8)
+    room = figure.get_figwidth() / (LEGEND_LINE_IN + LEGEND_LETTER_IN * max(map(len, labels), default=0))
+    figure.legend(handles, labels, loc="outside upper center", ncols=max(1, int(room)), frameon=False, fontsize=8)
     return figure
+
+
+def _cell(trace: Trace) -> str:
+    """The grid's part of an arm's name."""
+    return trace.arm.partition(",")[2]
 
 
 def _arm(axes: Axes, curves: Sequence[tuple[list[float], list[float]]], name: str, index: int) -> None:

@@ -9,8 +9,9 @@ import pytest
 
 from bench.study import runs
 from bench.study.commands import study
-from bench.study.curves import area, crossing, training_s
+from bench.study.curves import Point, Trace, area, crossing, training_s
 from bench.study.estimates import estimate
+from bench.study.figures import draw
 from bench.study.plan import load_study
 from bench.study.usage import Usage, read_usage
 from pipeline import rundir
@@ -265,6 +266,27 @@ def test_the_area_is_the_mean_of_the_curve_over_the_budget():
     assert area([0, 100], [0.0, 1.0], 100) == pytest.approx(0.5)
     assert area([0, 100], [0.0, 1.0], 50) == pytest.approx(0.25)  # cut between two points
     assert area([0, 100], [0.0, 1.0], 200) == pytest.approx(0.75)  # carried on from the last point
+
+
+def test_each_cell_of_a_grid_has_rows_of_its_own_and_the_legend_fits():
+    points = [Point(s, 100 * s, 900 * s, 2.0 * s, 0.1 * s, 0.2 * s, {}, {}) for s in (0, 1, 2)]
+
+    def traces(*arms: str) -> list[Trace]:
+        of_all = {"seed": 0, "state": "finished", "reason": "", "points": points, "steps": 2, "rollouts": 200}
+        of_all |= {"tokens": 1800, "run_core_s": 5.0, "wall_s": 5.0, "train_s": 4.0, "lag_mean": 0.0, "lag_max": 0.0}
+        of_all |= {"ess_mean": 1.0, "pass_at_k": {}, "reward_mean": None, "usage": None}
+        return [Trace(arm=arm, **of_all) for arm in arms]
+
+    names = [f"quite_a_long_name_{i}" for i in range(6)]
+    figure = draw(traces(*(f"{name},pool={pool}" for name in names for pool in "ab")), "hard", [0.1])
+    titles = [axes.get_title(loc="left") for axes in figure.axes[::3]]
+    assert titles == ["Hard problems, pool=a", "Hard problems, pool=b", "All problems, pool=a", "All problems, pool=b"]
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == names
+    figure.draw_without_rendering()
+    assert 0 <= legend.get_window_extent().x0 < legend.get_window_extent().x1 <= figure.bbox.width
+    many = draw(traces(*(f"arm,pool={i}" for i in range(5))), "hard", [])
+    assert len(many.axes) == 6
 
 
 def test_a_threshold_is_crossed_between_two_points_or_never():
