@@ -56,7 +56,7 @@ def test_the_head_has_a_port_and_a_key_for_engines_and_none_of_its_own(settings,
         (["cluster.engines=0"], ">= 1"),
         (["cluster.partition=gpu"], "unknown key 'partition'"),
         (["engines.kind=sglang", "engines.tp=2", "cluster.gpus_per_engine=1"], "engines.tp = 2"),
-        (["engines.kind=sglang", 'engines.urls=["http://a:1"]'], "engines.urls"),
+        (["engines.kind=sglang", 'engines.urls=["http://a:1"]', "engines.private_network=true"], "engines.urls"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_made(settings, said, tmp_path, capsys):
