@@ -25,10 +25,11 @@ def draw(traces: Sequence[Trace], outcome: Outcome, thresholds: Sequence[float])
     Where a grid multiplies the arms, each of its few cells has rows of its own.
     """
     known: list[Outcome] = [o for o in OUTCOMES if all(getattr(p, o) is not None for t in traces for p in t.points)]
+    known.sort(key=lambda shown: shown != outcome)
     cells = list(dict.fromkeys(_cell(t) for t in traces))
     if len(cells) > MAX_CELLS:
         cells = [""]
-    rows = [(shown, cell) for shown in sorted(known, key=lambda shown: shown != outcome) for cell in cells]
+    rows = [(shown, cell) for shown in known for cell in cells]
     figure = Figure(figsize=(PANEL_IN[0] * len(AXES), PANEL_IN[1] * len(rows)), layout="constrained")
     places = figure.subplots(len(rows), len(AXES), squeeze=False)
     for row, (shown, cell) in zip(places, rows, strict=True):
