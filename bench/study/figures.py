@@ -29,7 +29,7 @@ def draw(traces: Sequence[Trace], outcome: Outcome, thresholds: Sequence[float])
     cells = list(dict.fromkeys(_cell(t) for t in traces))
     if len(cells) > MAX_CELLS:
         cells = [""]
-    rows = [(shown, cell) for shown in known for cell in cells]
+    rows: list[tuple[Outcome, str]] = [(shown, cell) for shown in known for cell in cells]
     figure = Figure(figsize=(PANEL_IN[0] * len(AXES), PANEL_IN[1] * len(rows)), layout="constrained")
     places = figure.subplots(len(rows), len(AXES), squeeze=False)
     for row, (shown, cell) in zip(places, rows, strict=True):
