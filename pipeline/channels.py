@@ -13,7 +13,7 @@ import msgspec
 import zmq
 
 from pipeline.errors import WireError
-from pipeline.messages import FromPeer, Hello, Identify, Leave, Role, ToPeer
+from pipeline.messages import FromPeer, Hello, Identify, Leave, PeerFailed, Role, ToPeer
 
 ENDPOINT = "ipc://ipc/coordinator"  # relative to the run directory: a Unix socket path must stay under 108 bytes
 MAX_MESSAGE_BYTES = 1 << 30
@@ -101,6 +101,14 @@ class PeerSocket:
             self._socket.close(linger=LINGER_MS)
         else:
             self._context.destroy(linger=LINGER_MS)
+
+
+def report_failure(hello: Hello, reason: str) -> None:
+    """All that a role says which cannot begin: the run fails with the reason, unless others can do without it."""
+    socket = PeerSocket(ENDPOINT, hello)
+    socket.say_hello()
+    socket.send(PeerFailed(reason))
+    socket.close()
 
 
 class Unreadable(msgspec.Struct, frozen=True):

@@ -11,10 +11,9 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from pipeline.channels import ENDPOINT, PeerSocket, introduction
+from pipeline.channels import introduction, report_failure
 from pipeline.cluster.config import RayConfig
 from pipeline.errors import ConfigError, NguError
-from pipeline.messages import PeerFailed
 from pipeline.remote.keys import DIRECTORY, WORKER_FILE
 from pipeline.role import run_role
 from pipeline.rundir import read_config
@@ -46,10 +45,7 @@ def main() -> None:
             key = (run_dir / DIRECTORY / WORKER_FILE).read_text()
             RayEngines(table, run_dir, _reachable(config.daemon.listen, own_address), key).run()
     except NguError as e:
-        peer = PeerSocket(ENDPOINT, introduction("gateway", NAME, 0))
-        peer.say_hello()
-        peer.send(PeerFailed(e.message))
-        peer.close()
+        report_failure(introduction("gateway", NAME, 0), e.message)
         raise
 
 

@@ -1,9 +1,11 @@
 """`ngu worker`: lends this machine to a run on another."""
 
+import contextlib
 import os
 import re
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -48,9 +50,7 @@ def worker(
     os.environ |= ROLE_ENV  # before torch is imported
     socket = RemoteSocket(connect, key, slots, place)
     signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(128 + signum))  # until there is work to give back
-    try:
-        welcome = socket.join()
-        print(f"joined {connect} as {welcome.name}", file=sys.stderr, flush=True)
+    with _joined(socket, connect) as welcome:
         config = _config(welcome)
         if config.engines.kind != "fake":
             import_libraries()
@@ -58,31 +58,34 @@ def worker(
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, lambda *_: running.stop())
         running.run()
+    return 0
+
+
+@contextlib.contextmanager
+def _joined(socket: RemoteSocket, address: str) -> Iterator[Welcome]:
+    """Inside, it is a worker of the run at `address`; whoever exits leaves."""
+    try:
+        welcome = socket.join()
+        print(f"joined {address} as {welcome.name}", file=sys.stderr, flush=True)
+        yield welcome
     except SystemExit:
         socket.leave()
         raise
     finally:
         socket.close()
-    return 0
 
 
 def _verify(connect: str, key: Path, place: int) -> int:
     socket = RemoteSocket(connect, key, SLOTS, place, "verifier")
     for signum in (signal.SIGTERM, signal.SIGINT):
         signal.signal(signum, lambda *_: sys.exit(0))
-    try:
-        welcome = socket.join()
-        print(f"joined {connect} as {welcome.name}", file=sys.stderr, flush=True)
-        with VerifierPool.of_run(parse_config(welcome.config, "the run's config")) as pool:
-            serve(socket, pool)
-    except VerifierError as e:
-        socket.send(PeerFailed(e.message))
-        raise
-    except SystemExit:
-        socket.leave()
-        raise
-    finally:
-        socket.close()
+    with _joined(socket, connect) as welcome:
+        try:
+            with VerifierPool.of_run(parse_config(welcome.config, "the run's config")) as pool:
+                serve(socket, pool)
+        except VerifierError as e:
+            socket.send(PeerFailed(e.message))
+            raise
     return 0
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from pipeline.channels import ENDPOINT, PeerSocket, introduction
+from pipeline.channels import ENDPOINT, PeerSocket, introduction, report_failure
 from pipeline.config import Config
 from pipeline.errors import NguError, WireError
 from pipeline.messages import PROTOCOL_VERSION, Heartbeat, Hello, PeerFailed, PeerWarning, Stop
@@ -227,10 +227,7 @@ def main() -> None:
         # A broken connection is to be replaced before its worker is given up.
         door = Door(config.daemon.listen, run_keys(run_dir), min(SILENT_S, config.daemon.hang_s / 2))
     except NguError as e:
-        socket = PeerSocket(ENDPOINT, introduction("gateway", NAME, 0))
-        socket.say_hello()
-        socket.send(PeerFailed(e.message))
-        socket.close()
+        report_failure(introduction("gateway", NAME, 0), e.message)
         raise
     gateway = Gateway(config, door, ENDPOINT)
     print(f"workers may join at {door.address}", file=sys.stderr, flush=True)

@@ -3,7 +3,6 @@
 import os
 import signal
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -32,14 +31,6 @@ from pipeline.model_path import resolve_model_path
 # How long the cable is cut, and deaf: `just cable 30` asks for more than the few seconds of every test run.
 CUT_S = float(os.environ.get("NGU_CUT_S", "5"))
 pytestmark = pytest.mark.timeout(280 + 5 * CUT_S)  # the machine may be busy
-
-
-@pytest.fixture
-def closing() -> Iterator[list[Any]]:
-    made: list[Any] = []
-    yield made
-    for thing in reversed(made):
-        thing.close()
 
 
 def started(closing: list[Any], *settings: str) -> SmallRun:

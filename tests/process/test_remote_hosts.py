@@ -1,22 +1,12 @@
 """Workers on two hosts far away, as processes: they share their host's weights, and the run completes."""
 
 import signal
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from far_hosts import FarRun
 from namespaces import FarMachine, why_not_permitted
 
 pytestmark = pytest.mark.timeout(280)  # the machine may be busy
-
-
-@pytest.fixture
-def closing() -> Iterator[list[Any]]:
-    made: list[Any] = []
-    yield made
-    for thing in reversed(made):
-        thing.close()
 
 
 def test_hosts_behind_long_lossy_cables_get_each_version_once_and_the_run_completes(closing):

@@ -185,13 +185,18 @@ def test_without_a_checkpoint_the_steps_are_trained_again_from_the_start(tmp_pat
     run.finish()
 
 
-def test_a_torn_newest_checkpoint_costs_only_steps_of_the_learner(tmp_path):
-    run = Lives(tmp_path, config())
-    while run.run.version < 7:
+def live_until_torn(run: Lives, version: int) -> None:
+    """Until that version, when the newest checkpoint, of step 6, is torn."""
+    while run.run.version < version:
         run.live(1, "turn")
-    newest = latest(tmp_path)
+    newest = latest(run.path)
     assert newest is not None and newest.name == "step_000006"
     (newest / "coordinator.msgpack").write_bytes(b"torn")
+
+
+def test_a_torn_newest_checkpoint_costs_only_steps_of_the_learner(tmp_path):
+    run = Lives(tmp_path, config())
+    live_until_torn(run, 7)
     run.start_again()
     assert run.base == 3
     run.finish()
@@ -450,11 +455,7 @@ def rates_of_steps(run: Simulation) -> list[list[float]]:
 
 def test_a_learner_of_whose_batches_one_is_gone_asks_for_a_restart_of_everything(tmp_path):
     run = Lives(tmp_path, config())
-    while run.run.version < 8:
-        run.live(1, "turn")
-    newest = latest(tmp_path)
-    assert newest is not None and newest.name == "step_000006"
-    (newest / "coordinator.msgpack").write_bytes(b"torn")
+    live_until_torn(run, 8)
     run.run.kill_learner()
     run.run.start_learner()
     with pytest.raises(NotKept, match="stands at step 3 of 8, and batch 4 is kept no more"):
