@@ -66,8 +66,8 @@ def evaluate(
     out:
         Also write the outcome of every rollout to this file, a JSON object a line.
     """
-    from learner.evaluation.estimates import parse_ks
     from learner.evaluation.source import eval_config, find_model
+    from pipeline.estimates import parse_ks
     from pipeline.tasks.registry import make_task
 
     ks = parse_ks(k)

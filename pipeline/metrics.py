@@ -7,7 +7,8 @@ training, `core_s` {role: CPU seconds}, those of evaluation included. Besides:
 - `eval`: `phase` ("before", "during", "after"), `version_min`, `version_max`, `pass_at_1` {level: value},
   `num_rollouts` {level: n}, `mean_tokens`, `hard_pass_at_1`, `mix_pass_at_1`, `truncated_frac`, `truncated_by_level`;
   `pass_at_k`, `best_at_k`, `worst_at_k` {k: mean over problems}; `correct_by_tokens`, `num_by_tokens` {least tokens of
-  the bucket, "16" for 16 to 31: value}; `solved` {rollouts of a problem: [problems right 0, 1, ... times]}
+  the bucket, "16" for 16 to 31: value}; `solved` {rollouts of a problem: [problems right 0, 1, ... times]}; `intervals`
+  {name of a rate above: [low, high], by level or k as it is}, 95% over problems
 - `warning`: `time`, `text`
 - `failure`: `time`, `reason`, `metrics` of the time since the last step, of the batch in training (`in_step/...`) and
   what the learner last said of itself (`learner/...`); the run or its learner ended there

@@ -23,6 +23,7 @@ CHARTS = {
     "queue depths": ["queue/.*$"],
     "solve rate by difficulty, training": ["solve_rate/.*$"],
     "pass@1 by difficulty, held out": ["eval/pass_at_1/.*$"],
+    "verifier: milliseconds of an answer in a child process": ["verifier/child_.*_ms$"],
     "guards: shares that starve a run": ["guard/.*_frac$"],
     "guards: signs of starvation, warnings": ["guard/starvation_signs$", "guard/warnings$"],
 }

@@ -130,9 +130,15 @@ def step_line(record: Record, progress: Progress) -> str:
 
 
 def eval_line(record: Record) -> str:
+    """pass@1 with its 95% intervals."""
+    rates = []
+    for words, name in (("hard", "hard_pass_at_1"), ("overall", "mix_pass_at_1")):
+        bounds = record.get("intervals", {}).get(name)
+        within = f" [{', '.join(map(number, bounds))}]" if bounds else ""
+        rates.append(f"{words} {number(record.get(name))}{within}, ")
     return (
-        f"evaluation {record['phase']} (step {record['step']}): hard {number(record.get('hard_pass_at_1'))}, "
-        f"overall {number(record.get('mix_pass_at_1'))}, {sum(record['num_rollouts'].values())} rollouts"
+        f"evaluation {record['phase']} (step {record['step']}): {''.join(rates)}"
+        f"{sum(record['num_rollouts'].values())} rollouts"
     )
 
 

@@ -43,7 +43,7 @@ def coverage(
         Directory for the figure (PNG, SVG), its data (CSV), the numbers (JSON) and the outcomes of every rollout.
     """
     from bench.files import make_directory
-    from learner.evaluation.estimates import parse_ks
+    from pipeline.estimates import parse_ks
 
     ks = parse_ks(k)
     if ks[-1] < 2:

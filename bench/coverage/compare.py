@@ -15,9 +15,9 @@ from bench.scaling.reshaping import (
     matthew,
     strategies,
 )
-from learner.evaluation.estimates import NUM_DRAWS
 from learner.evaluation.outcomes import ProblemOutcomes, RolloutOutcome, by_problem, counts, tables
 from pipeline.errors import ConfigError
+from pipeline.estimates import NUM_DRAWS
 
 
 class Pair(msgspec.Struct, frozen=True):

@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 
 from bench.coverage.compare import Comparison, Pair
 from bench.scaling.figures import COLOURS, PANEL_IN, style
-from learner.evaluation.estimates import Estimate
 from learner.evaluation.outcomes import counts
+from pipeline.estimates import Estimate
 from pipeline.plots import GREY
 
 BASE, TUNED = COLOURS[0], COLOURS[1]

@@ -57,7 +57,7 @@ def methods(
         Directory for the figure (PNG, SVG), its data (CSV), the numbers (JSON) and the outcomes of every rollout.
     """
     from bench.files import make_directory
-    from learner.evaluation.estimates import parse_ks
+    from pipeline.estimates import parse_ks
 
     ks = parse_ks(k)
     num_rollouts = enough_rollouts(rollouts, ks)

@@ -8,8 +8,8 @@ import msgspec
 from bench.coverage.compare import Comparison
 from bench.scaling.coverage import Coverage
 from bench.scaling.reshaping import Strategies
-from learner.evaluation.estimates import Estimate
 from learner.evaluation.report import shown
+from pipeline.estimates import Estimate
 
 # Above this both models solve nearly everything with k tries, and a gap between their coverages has no room to show.
 SATURATED = 0.98

@@ -9,8 +9,8 @@ import numpy as np
 
 from bench.scaling.law import Array
 from bench.scaling.resampling import interval
-from learner.evaluation.estimates import Estimate, problem_weights, rate_of_draws, rising
 from pipeline.at_k import Ints, pass_at_k
+from pipeline.estimates import Estimate, problem_weights, rate_of_draws, rising
 
 
 class Crossing(msgspec.Struct, frozen=True):

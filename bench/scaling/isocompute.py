@@ -20,8 +20,8 @@ from scipy.special import expit
 from bench.scaling.law import LN_C_MID, R0, A, Array, B, Points, reward_at, solve, start, tie
 from bench.scaling.resampling import interval, run_weights
 from bench.scaling.sweep import MIN_NS, Sweep
-from learner.evaluation.estimates import Estimate
 from pipeline.errors import ConfigError
+from pipeline.estimates import Estimate
 
 REWARD_BIN = 0.005
 MIN_RECORDS = 3

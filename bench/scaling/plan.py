@@ -8,8 +8,8 @@ import numpy as np
 from bench.files import read_report
 from bench.scaling.isocompute import IsoFit
 from bench.scaling.isocompute_report import IsoReport
-from learner.evaluation.estimates import Estimate
 from pipeline.errors import ConfigError
+from pipeline.estimates import Estimate
 from pipeline.learner_config import LearnerConfig
 
 # The learning rate that a plan starts from is that of this many rollouts per optimizer step (IsoCompute).

@@ -13,8 +13,8 @@ from scipy.special import gammaln
 
 from bench.scaling.law import Array
 from bench.scaling.resampling import interval
-from learner.evaluation.estimates import Estimate, problem_weights
 from pipeline.at_k import Ints
+from pipeline.estimates import Estimate, problem_weights
 
 FALSE_DISCOVERY = 0.05
 HISTOGRAM_BINS = 10

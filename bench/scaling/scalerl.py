@@ -9,8 +9,8 @@ import numpy as np
 from bench.scaling.curves import Recipe, check_recipe
 from bench.scaling.law import LN_C_MID, NUM_PARAMETERS, R0, A, Array, B, Points, Tie, reward_at, solve, start, tie
 from bench.scaling.resampling import interval, point_weights
-from learner.evaluation.estimates import Estimate
 from pipeline.errors import ConfigError
+from pipeline.estimates import Estimate
 
 Method = Literal["refined", "published"]
 

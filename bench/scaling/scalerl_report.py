@@ -13,7 +13,7 @@ from bench.scaling.figures import COLOURS, compute_axis, panels, style
 from bench.scaling.law import Array, reward_at
 from bench.scaling.rivals import Ranking
 from bench.scaling.scalerl import Comparison, Method, RecipeFit
-from learner.evaluation.estimates import Estimate
+from pipeline.estimates import Estimate
 from pipeline.plots import GREY
 
 # How far beyond the data the curve is drawn, and beyond which multiple of C_mid the data have seen the bend.

@@ -7,21 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 import numpy as np
 
-from learner.evaluation.estimates import NUM_DRAWS, Estimate, mean_estimate, rate_estimate, rising
 from learner.evaluation.outcomes import ProblemOutcomes, RolloutOutcome, by_problem, counts, rewards
-from pipeline.at_k import Array, best_at_k, pass_at_k, worst_at_k
+from pipeline.at_k import pass_at_k
 from pipeline.errors import ConfigError
+from pipeline.estimates import NUM_DRAWS, AtK, Estimate, at_ks, level_mean, rate_estimate
 
 LENGTH_BUCKETS = 4
-
-
-class AtK(msgspec.Struct, frozen=True):
-    """Over all problems: the chance that one of k rollouts is right, and the best and worst reward of k."""
-
-    k: int
-    pass_at_k: Estimate
-    best_at_k: Estimate
-    worst_at_k: Estimate
 
 
 class LevelRow(msgspec.Struct, frozen=True):
@@ -80,9 +71,9 @@ def evaluate_outcomes(
         task,
         len(kept),
         int(n.sum()),
-        _at_ks(kept, ks, rng),
-        _weighted(c / n, levels, level_weights, rng),
-        _weighted(c / n, levels, dict.fromkeys(hard_levels, 1.0), rng),
+        at_ks(n, c, rewards(kept), ks, rng),
+        level_mean(c / n, levels, level_weights, rng),
+        level_mean(c / n, levels, dict.fromkeys(hard_levels, 1.0), rng),
         [_level_row(level, [p for p in kept if p.level == level], ks[-1], rng) for level in sorted(set(levels))],
         _by_length(kept, rng),
         _by_ending(kept, rng),
@@ -97,24 +88,6 @@ def split_by_size(problems: Sequence[ProblemOutcomes], num_rollouts: int) -> tup
         most = max((len(p.rollouts) for p in problems), default=0)
         raise ConfigError(f"no problem has {num_rollouts} judged rollouts, the most are {most}; lower --k")
     return kept, [p.problem_id for p in problems if len(p.rollouts) < num_rollouts]
-
-
-def _at_ks(problems: Sequence[ProblemOutcomes], ks: Sequence[int], rng: np.random.Generator) -> list[AtK]:
-    n, c = counts(problems)
-    judged, ones = rewards(problems), np.ones(len(problems))
-    passed = rising([rate_estimate(pass_at_k(n, c, k), ones, NUM_DRAWS, rng) for k in ks])
-    best = [mean_estimate(best_at_k(judged, k), NUM_DRAWS, rng) for k in ks]
-    worst = [mean_estimate(worst_at_k(judged, k), NUM_DRAWS, rng) for k in ks]
-    return [AtK(*row) for row in zip(ks, passed, best, worst, strict=True)]
-
-
-def _weighted(
-    pass_rates: Array, levels: Sequence[str], weights: Mapping[str, float], rng: np.random.Generator
-) -> Estimate | None:
-    """The mean over levels under `weights`; each level's problems share its weight."""
-    size = {level: levels.count(level) for level in set(levels)}
-    trials = np.array([weights.get(level, 0.0) / size[level] for level in levels])
-    return rate_estimate(pass_rates * trials, trials, NUM_DRAWS, rng) if trials.any() else None
 
 
 def _level_row(level: str, problems: Sequence[ProblemOutcomes], k: int, rng: np.random.Generator) -> LevelRow:

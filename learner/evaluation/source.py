@@ -9,6 +9,7 @@ from pipeline.config import Config, load_config
 from pipeline.errors import ConfigError, WeightError
 from pipeline.manifest import MANIFEST, verify_manifest
 from pipeline.model_path import resolve_model_path
+from pipeline.verifiers.preflight import resolve_verifier
 
 BUILTIN = "builtin:"
 
@@ -66,4 +67,4 @@ def eval_config(sources: Sequence[ModelSource], settings: Sequence[str], task: s
         base = next((s.run_dir / "config.toml" for s in sources if s.run_dir is not None), None)
     if base is None and sources[0].model_path.startswith(BUILTIN):
         overrides.insert(0, f"task.kind={sources[0].model_path.removeprefix(BUILTIN)}")
-    return load_config(base, overrides)
+    return resolve_verifier(load_config(base, overrides))

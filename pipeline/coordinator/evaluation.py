@@ -6,11 +6,12 @@ from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
-from pipeline.at_k import best_at_k, pass_at_k, powers_up_to, worst_at_k
+from pipeline.at_k import Array, Ints, best_at_k, powers_up_to, worst_at_k
 from pipeline.coordinator.book import Result
+from pipeline.estimates import NUM_DRAWS, Estimate, at_ks, level_mean, rate_estimate
 from samplers.base import Problem
 
-EXTREMES = "best_at_k", "worst_at_k"
+AT_K = "pass_at_k", "best_at_k", "worst_at_k"
 Phase = Literal["before", "during", "after"]
 Key = TypeVar("Key", str, int)
 
@@ -61,12 +62,14 @@ class Evaluation:
 
     def record(self, level_weights: Mapping[str, float], hard_levels: Sequence[str]) -> dict[str, Any]:
         """The metrics record (`pipeline.metrics`): pass@1 by level, its mean under `level_weights` (mix) and over the
-        hard levels; pass@k, best@k and worst@k up to the fewest rollouts of any problem; rates by length and ending.
+        hard levels; pass@k, best@k and worst@k up to the fewest rollouts of any problem; rates by length and ending;
+        95% intervals over problems.
         """
         judged = self._judged
         by_level = _grouped(judged, lambda j: j.level)
         by_tokens = _grouped(judged, lambda j: 1 << max(j.num_tokens.bit_length() - 1, 0))
         rates = {level: _share_correct(rows) for level, rows in by_level.items()}
+        weights = {"mix_pass_at_1": level_weights, "hard_pass_at_1": dict.fromkeys(hard_levels, 1.0)}
         return {
             "kind": "eval",
             "step": self.step,
@@ -75,36 +78,64 @@ class Evaluation:
             "version_max": max(self._versions, default=self.step),
             "pass_at_1": rates,
             "num_rollouts": {level: len(rows) for level, rows in by_level.items()},
-            "hard_pass_at_1": _weighted_mean(rates, dict.fromkeys(hard_levels, 1.0)),
-            "mix_pass_at_1": _weighted_mean(rates, level_weights),
+            **{name: _weighted_mean(rates, of_level) for name, of_level in weights.items()},
             "mean_tokens": sum(j.num_tokens for j in judged) / len(judged) if judged else None,
             "truncated_frac": _share_truncated(judged) if judged else None,
             "truncated_by_level": {level: _share_truncated(rows) for level, rows in by_level.items()},
             "correct_by_tokens": {str(n): _share_correct(rows) for n, rows in by_tokens.items()},
             "num_by_tokens": {str(n): len(rows) for n, rows in by_tokens.items()},
             "solved": _solved(judged),
-        } | _at_k(judged)
+        } | self._estimates(weights)
+
+    def _estimates(self, weights: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+        """The rates at k, and the 95% intervals of these and of pass@1; the same for the same rollouts."""
+        rng = np.random.default_rng(self.step)
+        problems = _problems(self._judged)
+        n, c = _counts(problems)
+        at = at_ks(n, c, _rewards(problems), powers_up_to(int(n.min())) if problems else [], rng)
+        by_k = {name: {str(row.k): getattr(row, name) for row in at} for name in AT_K}
+        levels = [rows[0].level for rows in problems]
+        means = {name: level_mean(c / n, levels, of_level, rng) for name, of_level in weights.items()}
+        by_level = _grouped(self._judged, lambda j: j.level)
+        intervals = {
+            **{name: _bounds(found) for name, found in means.items() if found is not None},
+            **{name: {k: _bounds(found) for k, found in by_k[name].items()} for name in AT_K},
+            "pass_at_1": {level: _bounds(_pass_at_1(rows, rng)) for level, rows in by_level.items()},
+        }
+        rates = {name: {k: found.value for k, found in by_k[name].items()} for name in AT_K}
+        return {**rates, "intervals": intervals}
 
     def extremes_by_level(self) -> tuple[dict[str, float], dict[str, float]]:
         """best@k and worst@k of each level, k being the fewest rollouts of any of its problems."""
-        levels = _grouped(self._judged, lambda j: j.level).items()
-        at_k = {level: _at_k(rows) for level, rows in levels}
-        best, worst = ({level: [*found[name].values()][-1] for level, found in at_k.items()} for name in EXTREMES)
+        best, worst = {}, {}
+        for level, rows in _grouped(self._judged, lambda j: j.level).items():
+            rewards = _rewards(_problems(rows))
+            k = min(map(len, rewards))
+            best[level], worst[level] = (float(at_k(rewards, k).mean()) for at_k in (best_at_k, worst_at_k))
         return best, worst
 
 
-def _at_k(judged: Sequence[Judged]) -> dict[str, dict[str, float]]:
-    """Means over problems, by k."""
-    problems = _grouped(judged, lambda j: j.problem_id).values()
+def _problems(judged: Sequence[Judged]) -> list[list[Judged]]:
+    return list(_grouped(judged, lambda j: j.problem_id).values())
+
+
+def _counts(problems: Sequence[Sequence[Judged]]) -> tuple[Ints, Ints]:
+    """Rollouts of each problem, [P], and how many of them are right, [P]."""
     n = np.array([len(rows) for rows in problems], np.int64)
-    c = np.array([sum(j.is_correct for j in rows) for rows in problems], np.int64)
-    rewards = [np.array([j.reward for j in rows]) for rows in problems]
-    ks = powers_up_to(int(n.min())) if judged else []
-    return {
-        "pass_at_k": {str(k): float(pass_at_k(n, c, k).mean()) for k in ks},
-        "best_at_k": {str(k): float(best_at_k(rewards, k).mean()) for k in ks},
-        "worst_at_k": {str(k): float(worst_at_k(rewards, k).mean()) for k in ks},
-    }
+    return n, np.array([sum(j.is_correct for j in rows) for rows in problems], np.int64)
+
+
+def _rewards(problems: Sequence[Sequence[Judged]]) -> list[Array]:
+    return [np.array([j.reward for j in rows]) for rows in problems]
+
+
+def _pass_at_1(judged: Sequence[Judged], rng: np.random.Generator) -> Estimate:
+    n, c = _counts(_problems(judged))
+    return rate_estimate(c.astype(float), n.astype(float), NUM_DRAWS, rng)
+
+
+def _bounds(estimate: Estimate) -> tuple[float, float]:
+    return estimate.low, estimate.high
 
 
 def _solved(judged: Sequence[Judged]) -> dict[str, list[int]]:

@@ -81,6 +81,12 @@ def _now(coordinator: Coordinator) -> list[Metric]:
     now = coordinator.clock()
     silence = {name: now - heard for name, heard in coordinator.last_heard.items()}
     engines = {n: s["slots_used"] for n, s in coordinator.peer_stats.items() if "slots_used" in s}
+    answers = {
+        (name, quantile): said[f"child_{quantile}_ms"] / 1000
+        for name, said in coordinator.peer_stats.items()
+        for quantile in ("p50", "p99")
+        if "child_p99_ms" in said
+    }
     state = {(coordinator.state, coordinator.mode): 1.0}
     return [
         _gauge("ngu_state", "1 for the state and mode that the run is in.", (("state", "mode"), state)),
@@ -88,6 +94,7 @@ def _now(coordinator: Coordinator) -> list[Metric]:
         _gauge("ngu_attempts_open", "Training attempts that have not ended.", coordinator.ledger.num_open),
         _gauge("ngu_queue_items", "What waits or runs, by queue.", _by("queue", coordinator.flow.queues())),
         _gauge("ngu_engine_slots_used", "Rollouts that an engine runs.", _by("engine", engines)),
+        _gauge("ngu_verifier_seconds", "Time of an answer in a child process.", (("verifier", "quantile"), answers)),
         _gauge("ngu_peer_silence_seconds", "Time since a process was last heard.", _by("peer", silence)),
         _gauge("ngu_memory_resident_bytes", "Memory of all the run's processes.", resident),
         _gauge("ngu_disk_free_bytes", "Room on the run's file system.", free),

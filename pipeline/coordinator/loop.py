@@ -98,7 +98,8 @@ class Coordinator:
         self.journal = Journal(run_dir / "journal")
         self.flow = AttemptFlow(config, sampler, ledger, self.tally, self.journal)
         self.evaluator = Evaluator(self.flow, task)
-        self.records = Records(sink, self.flow)
+        self.peer_stats: dict[str, dict[str, float]] = {}
+        self.records = Records(sink, self.flow, self.peer_stats)
         self.saver = Saver(run_dir, executor)
         self.state: State = "starting"
         self.mode: Mode = "run"
@@ -106,7 +107,6 @@ class Coordinator:
         self._saves_last = False  # what is being saved is the closing checkpoint
         self.stop_requested = False
         self.peers: dict[str, Hello] = {}
-        self.peer_stats: dict[str, dict[str, float]] = {}
         self.last_heard: dict[str, float] = {}  # from a peer's first word after Hello on: it loads its model in between
         self.rotation = Rotation(clock)
         self.dismissed: set[str] = set()  # engines, by boot id

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from pipeline.coordinator.flow import AttemptFlow
@@ -9,8 +10,9 @@ from pipeline.metrics import MetricSink
 
 
 class Records:
-    def __init__(self, sink: MetricSink, flow: AttemptFlow):
-        self._sink, self._flow = sink, flow
+    def __init__(self, sink: MetricSink, flow: AttemptFlow, peer_stats: Mapping[str, Mapping[str, float]]):
+        """`peer_stats` is what peers say of themselves, by name; it changes as they do."""
+        self._sink, self._flow, self._peer_stats = sink, flow, peer_stats
 
     def write(self, kind: str, **fields: Any) -> None:
         cost = self._flow.tally.cost_so_far()
@@ -41,4 +43,16 @@ class Records:
         gauges |= {f"guard/{k}": v for k, v in flow.starvation.gauges().items()}
         gauges["guard/warnings"] = float(flow.tally.counters["warnings"])
         gauges["guard/unknown_verdict_frac"] = flow.tally.unknown_frac
+        return gauges | self._verifiers()
+
+    def _verifiers(self) -> dict[str, float]:
+        """Of all verifiers: the sum of what they count, and the slowest one's latencies."""
+        stats = [said for said in self._peer_stats.values() if "child_p99_ms" in said]
+        if not stats:
+            return {}
+        judged = [sum(said[f"num_{outcome}"] for outcome in ("correct", "incorrect", "unknown")) for said in stats]
+        fast = sum(said["fast_frac"] * num for said, num in zip(stats, judged, strict=True))
+        gauges = {"verifier/fast_frac": fast / max(sum(judged), 1.0)}
+        gauges |= {f"verifier/{name}": sum(said[name] for said in stats) for name in ("num_waiting", "num_kills")}
+        gauges |= {f"verifier/{name}": max(said[name] for said in stats) for name in ("child_p50_ms", "child_p99_ms")}
         return gauges

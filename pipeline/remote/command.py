@@ -21,6 +21,7 @@ from pipeline.messages import PeerFailed
 from pipeline.remote.client import RemoteSocket
 from pipeline.remote.wire import Welcome
 from pipeline.verifiers.pool import VerifierPool
+from pipeline.verifiers.preflight import resolve_verifier
 from pipeline.verifiers.serving import SLOTS, serve
 from pipeline.worker import Worker, import_libraries
 
@@ -81,9 +82,10 @@ def _verify(connect: str, key: Path, place: int) -> int:
         signal.signal(signum, lambda *_: sys.exit(0))
     with _joined(socket, connect) as welcome:
         try:
-            with VerifierPool.of_run(parse_config(welcome.config, "the run's config")) as pool:
+            config = resolve_verifier(parse_config(welcome.config, "the run's config"))
+            with VerifierPool.of_run(config) as pool:
                 serve(socket, pool)
-        except VerifierError as e:
+        except (ConfigError, VerifierError) as e:
             socket.send(PeerFailed(e.message))
             raise
     return 0

@@ -1,12 +1,16 @@
 """Reading data files (JSON lines, or a table): errors name the file, the line or row, and the field."""
 
 import json
+import math
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pipeline.errors import ConfigError
 from pipeline.tasks.tables import is_table, read_table
 from pipeline.verifiers.extract import last_boxed
+
+_ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class Row(NamedTuple):
@@ -28,6 +32,8 @@ class Row(NamedTuple):
         value = self.value(name, option)
         if isinstance(value, bool) or not isinstance(value, str | int | float) or not str(value).strip():
             raise ConfigError(f"{self.where}: field {name!r} must be a non-empty text or a number, not {value!r:.40}")
+        if isinstance(value, float) and not math.isfinite(value):  # a missing value, or an overflow
+            raise ConfigError(f"{self.where}: field {name!r} must be a finite number, not {value}")
         return str(value).strip()
 
     def gold(self, name: str, option: str) -> str:
@@ -71,7 +77,9 @@ def _read_lines(path: str, remedy: str) -> list[Row]:
 def _object(line: str, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as e:
+        if _ESCAPED_SURROGATE.search(line):
+            json.dumps(row, ensure_ascii=False).encode()  # half a character would fail later, on the wire
+    except (ValueError, RecursionError) as e:
         raise ConfigError(f"{where}: not JSON ({e}); every line must be one JSON object") from None
     if not isinstance(row, dict):
         raise ConfigError(f"{where}: a JSON {type(row).__name__}, not an object with fields")

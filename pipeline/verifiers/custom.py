@@ -1,11 +1,13 @@
 """A user's own reward function, named `package.module:function` or `file.py:function`, for a child process."""
 
-import math
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from pipeline.errors import WireError
 from pipeline.messages import Verdict
 from pipeline.user_code import load_function
 from pipeline.verifiers.triage import Question, WholeText, shown
@@ -52,16 +54,15 @@ class CustomVerifier:
 
 
 def _verdict(value: Any) -> Verdict:
-    if isinstance(value, Verdict):
-        return value if math.isfinite(value.reward) else _unusable(value)
     try:
-        reward = float(value)  # numpy's and torch's scalars too
-    except (TypeError, ValueError):
-        reward = math.nan
-    if not math.isfinite(reward):
-        return _unusable(value)
-    return Verdict("correct" if reward >= 1 else "incorrect", reward)
-
-
-def _unusable(value: Any) -> Verdict:
-    return Verdict("unknown", 0.0, detail=shown(f"the reward function returned {value!r}, not a finite number"))
+        reward = float(value.reward if isinstance(value, Verdict) else value)  # numpy's and torch's scalars too
+        if isinstance(value, Verdict):
+            found = msgspec.structs.replace(value, reward=reward)
+        else:
+            found = Verdict("correct" if reward >= 1 else "incorrect", reward)
+        found.check()
+        # Types are only checked where a message is read; there a wrong one would end the whole pool.
+        return msgspec.msgpack.decode(msgspec.msgpack.encode(found), type=Verdict)
+    except (TypeError, ValueError, OverflowError, WireError) as e:
+        said = f"the reward function returned {value!r}, neither a finite number nor a sound Verdict: {e}"
+        return Verdict("unknown", 0.0, detail=shown(said))

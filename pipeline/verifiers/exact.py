@@ -47,15 +47,24 @@ _NUMBER = re.compile(
 _UNIT = re.compile(r"[A-Za-z]{2,}(?: [A-Za-z]{2,})*")
 # Words after a number that change its value or hedge, so that the number alone is not the answer.
 _CHANGING_WORDS = (
-    "and or to not minus plus times over squared cubed factorial half dozen score hundred thousand million billion "
-    "trillion percent mod base if for except pi sqrt"
+    "and or to not minus plus times over squared cubed factorial half halves third thirds fourths fifths tenths "
+    "hundredths thousandths dozen dozens score hundred hundreds thousand thousands million millions billion billions "
+    "trillion trillions percent mod base if for except pi sqrt"
 )
 _NOT_UNITS = frozenset(_CHANGING_WORDS.split())
+_MONEY = {
+    "$": "dollar dollars usd",
+    "€": "euro euros eur",
+    "£": "pound pounds gbp",
+    "¥": "yen jpy",
+    "¢": "cent cents",
+}
+_CURRENCIES = {word: sign for sign, words in _MONEY.items() for word in words.split()}
 
 
 class PlainNumber(NamedTuple):
-    """`value` is a Decimal for a decimal too long for a Fraction; `unit` is in lower case, "" for none, and so is
-    `currency` where there is no sign.
+    """`value` is a Decimal for a decimal too long for a Fraction; `unit` is in lower case, "" for none. `currency` is a
+    sign, also where the unit says it in words, or "".
     """
 
     value: Fraction | Decimal
@@ -103,7 +112,7 @@ def plain_number(text: str) -> PlainNumber | None:
         is_decimal="." in (match["decimal"] or ""),
         percent=bool(match["percent"]),
         unit=unit,
-        currency=match["currency"],
+        currency=match["currency"] or _CURRENCIES.get(unit, ""),
     )
 
 
@@ -130,9 +139,10 @@ def compare(gold: str, answer: str) -> bool | None:
     if gold == answer or (is_words(gold) and gold.casefold() == answer.casefold()):
         return True
     a, b = plain_number(gold), plain_number(answer)
-    if a is None or b is None or (a.unit and b.unit and a.unit != b.unit):
+    if a is None or b is None:
         return None
-    if a.currency and b.currency and a.currency != b.currency:
+    kinds = (a.currency, b.currency) if a.currency and b.currency else (a.unit, b.unit)
+    if all(kinds) and kinds[0] != kinds[1]:
         return None
     return _same_number(a, b)
 

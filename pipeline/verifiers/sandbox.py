@@ -22,10 +22,11 @@ from pipeline.verifiers import sandbox_init
 
 OUTPUT_BYTES = 1 << 20
 TMP_BYTES = 16 << 20
+END_S = 1.0
 _READ_BYTES = 1 << 16
-# Reads no secret, forks once too often and opens a socket; each must fail for the sandbox to be trusted.
+# Reads secrets, opens a socket, forks too often, would outlive its judge: each must fail for the sandbox to be trusted.
 _PROBE = """
-import os, socket
+import ctypes, os, socket
 leaks = [n for n in ("home", "etc", "proc", "var") if os.path.exists("/" + n)]
 try:
     socket.create_connection(("127.0.0.1", 9), timeout=1)
@@ -38,6 +39,8 @@ try:
     leaks.append("processes")
 except OSError:
     pass
+if ctypes.CDLL(None).prctl(1, 0, 0, 0, 0) == 0:
+    leaks.append("orphans")
 print("contained" if not leaks else "not contained: " + ", ".join(leaks), end="", flush=True)
 os._exit(0)
 """
@@ -77,8 +80,7 @@ def run_sandboxed(program: str, stdin: str, limits: Limits) -> Ran:
                 process.stdin.write(_job(program, stdin, limits))
             ran = _follow(process, process.stdout.fileno(), give_up)
         finally:
-            process.kill()  # and with it, by the kernel, everything in the sandbox
-            process.wait()
+            _end(process)
         if trouble := process.stderr.read(_READ_BYTES):
             raise VerifierError(f"the sandbox failed: {trouble.decode(errors='replace')}")
     return ran
@@ -111,6 +113,16 @@ def _job(program: str, stdin: str, limits: Limits) -> bytes:
     }
     payload = json.dumps(job).encode()
     return struct.pack("<I", len(payload)) + payload
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Everything in the sandbox ends with the process that made it, by its own hand or else by the kernel's."""
+    process.terminate()
+    try:
+        process.wait(END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def _follow(process: subprocess.Popen[bytes], fd: int, give_up: float) -> Ran:

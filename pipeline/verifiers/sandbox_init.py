@@ -1,7 +1,8 @@
 """The inside of the sandbox: run by path as `python -I -S sandbox_init.py`, standard library only.
 
 Takes one `Job` as a length and JSON on stdin, and becomes, in namespaces of its own, a process that sees no network,
-no other process, read-only system libraries and a small /tmp, has no privilege to get out, and runs the program. The
+no other process, read-only system libraries and a small /tmp, has no privilege to get out, is refused the system calls
+that no limit covers, and runs the program. The
 exit status is the program's; anything on stderr says why the sandbox could not be made, and then nothing was run.
 """
 
@@ -9,13 +10,14 @@ exit status is the program's; anything on stderr says why the sandbox could not 
 # ruff: noqa: PTH103, PTH112, PTH114, PTH115, PTH123, PTH211
 
 import ctypes
+import errno
 import json
 import os
 import resource
 import signal
 import struct
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x00020000, 0x04000000, 0x08000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
@@ -25,13 +27,40 @@ MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 # A remount inside a user namespace must keep the flags that the mount came with: (as statvfs has it, as mount has it).
 KEPT_FLAGS = ((2, 2), (4, 4), (8, 8), (1024, 1024), (2048, 2048), (4096, 1 << 21))
 MNT_DETACH = 2
-PR_SET_PDEATHSIG, PR_SET_NO_NEW_PRIVS = 1, 38
-SYS_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+PR_SET_PDEATHSIG, PR_SET_SECCOMP, PR_SET_NO_NEW_PRIVS = 1, 22, 38
 NOBODY = 65534
 # Root gives every sandbox a user of its own: the kernel counts processes by user, and never counts root's.
 FIRST_UID = 1_000_000_000
 STAGE = "/sys"  # where the new root is put together; it exists everywhere, and nothing in it is needed
 MAX_FILES = 64
+
+
+class Machine(NamedTuple):
+    """Numbers of one architecture: its own (linux/audit.h) and its system calls'.
+
+    `refused` are shmget, semget, msgget, memfd_create and memfd_secret (memory that no limit counts), add_key,
+    request_key and keyctl (the keys of whoever started the run) and io_uring_setup (which does by itself whatever is
+    refused to others).
+    """
+
+    audit_arch: int
+    pivot_root: int
+    prctl: int
+    socket: int
+    refused: tuple[int, ...]
+
+
+MACHINES = {
+    "x86_64": Machine(0xC000003E, 155, 157, 41, (29, 64, 68, 319, 447, 248, 249, 250, 425)),
+    "aarch64": Machine(0xC00000B7, 41, 167, 198, (194, 190, 186, 279, 447, 217, 218, 219, 425)),
+}
+# Classic BPF (linux/bpf_common.h, linux/seccomp.h), and where struct seccomp_data holds what.
+LOAD, IF_EQUAL, IF_AT_LEAST, RETURN = 0x20, 0x15, 0x35, 0x06
+ALLOW, REFUSE, KILL = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x80000000
+SECCOMP_MODE_FILTER = 2
+CALL_NUMBER, ARCH, FIRST_ARGUMENT = 0, 4, 16
+X32_CALLS = 0x40000000  # the same calls under other numbers
+AF_UNIX, AF_INET, AF_INET6 = 1, 2, 10
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -85,7 +114,7 @@ def build_root(shown: list[str], tmp_bytes: int) -> None:
     os.makedirs(f"{root}/tmp", exist_ok=True)
     mount("tmpfs", f"{root}/tmp", "tmpfs", MS_NOSUID | MS_NODEV, f"size={tmp_bytes},nr_inodes=4096,mode=777")
     os.chdir(STAGE)
-    check(libc.syscall(SYS_PIVOT_ROOT[os.uname().machine], b".", b"."), "pivot_root")
+    check(libc.syscall(MACHINES[os.uname().machine].pivot_root, b".", b"."), "pivot_root")
     check(libc.umount2(b".", MNT_DETACH), "umount the old root")
     mount("none", "/", "", MS_REMOUNT | MS_BIND | MS_RDONLY | MS_NOSUID | MS_NODEV)
     # Below the mount's root: the kernel refuses a process that was chrooted any user namespace of its own.
@@ -124,8 +153,39 @@ def drop_privileges(user: int | None) -> None:
     check(libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "pdeathsig")  # a change of user has cleared it
 
 
+def filter_calls(machine: Machine) -> None:
+    """Refuse, from here on, `machine.refused`, to outlive the process that watches this one, and sockets of a family
+    that a network namespace does not close (such as the one to the host of a virtual machine).
+    """
+    steps = [  # what to do, steps to skip if so and if not, a number
+        (LOAD, 0, 0, ARCH),
+        (IF_EQUAL, 1, 0, machine.audit_arch),
+        (RETURN, 0, 0, KILL),
+        (LOAD, 0, 0, CALL_NUMBER),
+        (IF_AT_LEAST, 0, 1, X32_CALLS),
+        (RETURN, 0, 0, KILL),
+    ]
+    for call in machine.refused:
+        steps += [(IF_EQUAL, 0, 1, call), (RETURN, 0, 0, REFUSE)]
+    steps += [
+        (IF_EQUAL, 0, 3, machine.prctl),
+        (LOAD, 0, 0, FIRST_ARGUMENT),
+        (IF_EQUAL, 0, 7, PR_SET_PDEATHSIG),
+        (RETURN, 0, 0, REFUSE),
+        (IF_EQUAL, 0, 5, machine.socket),
+        (LOAD, 0, 0, FIRST_ARGUMENT),
+        *((IF_EQUAL, skip, 0, family) for skip, family in ((3, AF_UNIX), (2, AF_INET), (1, AF_INET6))),
+        (RETURN, 0, 0, REFUSE),
+        (RETURN, 0, 0, ALLOW),
+    ]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+    program = struct.pack("HP", len(steps), ctypes.addressof(code))
+    check(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, program, 0, 0), "seccomp")
+
+
 def run_program(job: dict[str, Any], user: int | None) -> None:
     """Never returns: becomes the program as process 1, whose end is the end of every process in the sandbox."""
+    os.setsid()  # process groups know no namespaces: a signal to its own would reach the judge and the whole run
     build_root(job["shown"], job["tmp_bytes"])
     with open("program.py", "w", encoding="utf-8", errors="surrogatepass") as f:
         f.write(job["program"])
@@ -136,6 +196,7 @@ def run_program(job: dict[str, Any], user: int | None) -> None:
         os.dup2(f.fileno(), 0)
     set_limits(job, own_processes=int(user is None))  # without a user of its own, this file's process is counted too
     drop_privileges(user)
+    filter_calls(MACHINES[os.uname().machine])
     os.dup2(os.open("/dev/null", os.O_WRONLY), 2)
     env = {"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"}
     os.execve(job["python"], [job["python"], "-I", "-S", "-B", "program.py"], env)
@@ -163,6 +224,8 @@ def main() -> int:
     except (OSError, EOFError, KeyError) as e:
         os.write(2, f"{e}".encode())
         os._exit(1)
+    # Told to end, it waits for the program too: where nobody reaps orphans, they fill the process table.
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGKILL))
     os.close(1)
     _, status = os.waitpid(pid, 0)
     return os.waitstatus_to_exitcode(status)

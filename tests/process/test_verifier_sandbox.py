@@ -1,7 +1,9 @@
 """Hostile programs in the sandbox: each is contained, judged, and leaves nothing running and nothing written."""
 
+import errno
 import json
 import os
+import socket
 import time
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from pipeline.config import Config
 from pipeline.errors import ConfigError
 from pipeline.messages import Verdict, VerifyJob
 from pipeline.tasks.registry import CodeConfig
-from pipeline.verifiers import preflight, sandbox
+from pipeline.verifiers import preflight, sandbox, sandbox_init
 from pipeline.verifiers.code import CodeVerifier
 from pipeline.verifiers.pool import VerifierPool
 from pipeline.verifiers.sandbox import Limits, Ran, refusal, run_sandboxed
@@ -135,7 +137,7 @@ def test_there_is_no_network(family):
 def test_there_is_nobody_to_kill_and_no_way_up():
     program = (
         "import ctypes, os, signal\n"
-        "print(os.getpid(), os.getppid())\n"
+        "print(os.getpid(), os.getppid(), os.getpgrp(), os.getsid(0))\n"
         f"for pid in ({os.getpid()}, {os.getppid()}):\n"
         "    try: os.kill(pid, signal.SIGKILL); print('killed')\n"
         "    except OSError as e: print(e.errno)\n"
@@ -143,7 +145,36 @@ def test_there_is_nobody_to_kill_and_no_way_up():
         "print(libc.unshare(0x10000000), libc.unshare(0x00020000), libc.chroot(b'/tmp'))\n"
         "print(libc.mount(b'none', b'/tmp', b'tmpfs', 0, b''), libc.setuid(0))\n"
     )
-    assert run(program).output.decode().splitlines() == ["1 0", "3", "3", "-1 -1 -1", "-1 -1"]
+    assert run(program).output.decode().splitlines() == ["1 0 1 1", "3", "3", "-1 -1 -1", "-1 -1"]
+
+
+@needs_sandbox
+def test_what_no_limit_or_namespace_covers_is_refused():
+    """Memory that stays when its process ends, the keys of whoever runs the judge, the host of a virtual machine."""
+    calls = sandbox_init.MACHINES[os.uname().machine].refused
+    program = (
+        "import ctypes, socket\n"
+        "libc = ctypes.CDLL(None, use_errno=True)\n"
+        f"for call in {calls!r}: print(libc.syscall(call, 0, 0, 0, 0), ctypes.get_errno())\n"
+        f"for family in {[*map(int, (socket.AF_VSOCK, socket.AF_NETLINK))]}:\n"
+        "    try: socket.socket(family, socket.SOCK_STREAM); print('made')\n"
+        "    except OSError as e: print(-1, e.errno)\n"
+    )
+    assert run(program).output.decode().splitlines() == [f"-1 {errno.EPERM}"] * (len(calls) + 2)
+
+
+@needs_sandbox
+def test_a_program_that_would_outlive_its_judge_is_gone_when_its_time_is_up():
+    name = f"late{os.getpid()}"
+    program = (
+        "import ctypes, time\n"
+        "libc = ctypes.CDLL(None)\n"
+        f"libc.prctl(15, {name.encode()!r}, 0, 0, 0)\n"
+        "print(libc.prctl(1, 0, 0, 0, 0), flush=True)\n"  # PR_SET_PDEATHSIG
+        "time.sleep(600)\n"
+    )
+    assert run(program, limits=LIMITS._replace(wall_s=3)) == Ran("time", b"-1\n")
+    assert name not in process_names(), "not even waiting to be reaped"
 
 
 @needs_sandbox

@@ -39,6 +39,7 @@ EVAL = {
     "num_rollouts": {"+1": 24},
     "hard_pass_at_1": None,
     "mix_pass_at_1": 0.5,
+    "intervals": {"mix_pass_at_1": [0.25, 0.625]},
     "rollouts": 0,
 }
 
@@ -107,7 +108,7 @@ def test_the_log_has_one_line_for_each_thing_and_no_control_characters(tmp_path:
     out = capsys.readouterr().out
     assert all(c.isprintable() or c == "\n" for c in out)
     lines = [line.split(" ", 1)[1] for line in out.splitlines()]
-    assert lines[0] == "evaluation before (step 0): hard -, overall 0.500, 24 rollouts"
+    assert lines[0] == "evaluation before (step 0): hard -, overall 0.500 [0.250, 0.625], 24 rollouts"
     assert [line.partition(",")[0] for line in lines if line.startswith("step")] == ["step 1", "step 2", "step 3"]
     assert lines.count("warning: look here") == 1
     assert lines[-1] == "failed: two lines"

@@ -16,11 +16,11 @@ from bench.coverage import commands
 from bench.coverage.compare import Comparison, compare, pair_up
 from bench.coverage.figure import draw
 from bench.coverage.words import sentences
-from learner.evaluation.estimates import parse_ks
 from learner.evaluation.outcomes import RolloutOutcome, read_outcomes, write_outcomes
 from pipeline import cli
 from pipeline.at_k import pass_at_k
 from pipeline.errors import ConfigError
+from pipeline.estimates import parse_ks
 
 Ngu = Callable[..., int]
 

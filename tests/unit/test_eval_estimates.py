@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from learner.evaluation.estimates import Estimate, mean_estimate, parse_ks, rate_estimate, rising
 from pipeline.at_k import best_at_k, pass_at_k, powers_up_to, worst_at_k
 from pipeline.errors import ConfigError
+from pipeline.estimates import Estimate, mean_estimate, parse_ks, rate_estimate, rising
 
 
 def test_the_ks_reported_of_n_rollouts():

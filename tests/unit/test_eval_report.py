@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from learner.evaluation.estimates import parse_ks
 from learner.evaluation.outcomes import RolloutOutcome, read_outcomes, write_outcomes
 from learner.evaluation.report import EvalReport, evaluate_outcomes, text
 from pipeline.coordinator.book import Result
-from pipeline.coordinator.evaluation import Evaluation
+from pipeline.coordinator.evaluation import AT_K, Evaluation
 from pipeline.errors import ConfigError
+from pipeline.estimates import parse_ks
 from pipeline.messages import Rollout, Verdict, pack_ids, pack_logprobs
 from samplers.base import Problem
 
@@ -97,9 +97,18 @@ def test_every_number_is_that_of_an_evaluation_during_training():
     assert found.mix_pass_at_1.value == pytest.approx(record["mix_pass_at_1"], abs=1e-12)
     assert found.hard_pass_at_1.value == pytest.approx(record["hard_pass_at_1"], abs=1e-12)
     assert {r.level: r.pass_at_1.value for r in found.by_level} == pytest.approx(record["pass_at_1"])
+    assert record["intervals"].keys() == {*AT_K, "pass_at_1", "mix_pass_at_1", "hard_pass_at_1"}
+    for row in found.at:  # the same rollouts, problems and draws
+        for name in AT_K:
+            estimate = getattr(row, name)
+            assert record["intervals"][name][str(row.k)] == (estimate.low, estimate.high)
+    for name, bounds in record["intervals"]["pass_at_1"].items():
+        assert 0 <= bounds[0] <= record["pass_at_1"][name] <= bounds[1] <= 1
+    for name in ("mix_pass_at_1", "hard_pass_at_1"):
+        assert record["intervals"][name] == (getattr(found, name).low, getattr(found, name).high)
     assert {r.level: r.truncated.value for r in found.by_level} == pytest.approx(record["truncated_by_level"])
-    for name in ("pass_at_k", "best_at_k", "worst_at_k"):
-        assert {str(at.k): getattr(at, name).value for at in found.at} == pytest.approx(record[name], abs=1e-12)
+    for name in AT_K:
+        assert {str(at.k): getattr(at, name).value for at in found.at} == record[name]
     tokens = [r.num_tokens for r in rows]
     assert record["mean_tokens"] == pytest.approx(sum(tokens) / len(tokens))
     in_bucket = [r for r in rows if 8 <= r.num_tokens < 16]

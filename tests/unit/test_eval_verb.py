@@ -9,13 +9,13 @@ import pytest
 import torch
 from tiny_models import TOKENS, save_model_dir, tiny_model
 
-from learner.evaluation.estimates import parse_ks
 from learner.evaluation.outcomes import read_outcomes
 from learner.evaluation.report import evaluate_outcomes
 from learner.evaluation.source import eval_config, find_model
 from pipeline import cli, rundir
 from pipeline.config import Config, SamplingConfig
 from pipeline.errors import ConfigError
+from pipeline.estimates import parse_ks
 from pipeline.manifest import write_manifest
 from pipeline.tasks.registry import JsonlConfig, ManufactoriaConfig
 
@@ -123,6 +123,7 @@ def test_a_torn_checkpoint_is_refused(tmp_path: Path):
         (["builtin", "missing.toml"], "missing.toml: no such file"),
         (["builtin", "task.eval_per_level=0"], "holds out no problems"),
         (["builtin", "task.path=missing.jsonl", "--task", "jsonl"], "missing.jsonl: no such file"),
+        (["builtin", "verifier.reward=absent.py:score"], "absent.py: no such file"),
         (["builtin", "--out", "nowhere/o.jsonl"], "choose another --out"),
         (["builtin", "--out", "run"], "choose another --out"),
     ],

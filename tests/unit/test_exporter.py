@@ -14,8 +14,12 @@ from pipeline.config import TelemetryConfig, parse_config
 from pipeline.coordinator.exporter import Exporter
 from pipeline.engines.fake import FakeScript
 from pipeline.errors import ConfigError
+from pipeline.messages import Heartbeat
 
 DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana.json"
+# Of what a verifier says of itself.
+JUDGED = {"num_correct": 20.0, "num_incorrect": 19.0, "num_unknown": 1.0, "fast_frac": 0.75, "num_kills": 1.0}
+JUDGED |= {"num_waiting": 3.0, "child_p50_ms": 2.0, "child_p99_ms": 250.0}
 Samples = dict[str, dict[tuple[str, ...], float]]
 
 
@@ -42,6 +46,8 @@ def test_the_endpoint_serves_the_run_and_every_figure_of_the_dashboard(tmp_path,
     config = parse_config({"max_rollouts": 300, "learner": {"batch_size": 32}, "eval": {"every_steps": 0}}, "test")
     run = Simulation(tmp_path, config, script=FakeScript(fail_frac=0.05), unknown_every=20)
     assert scrape(exporter) == (set(), {}), "nothing before the first turn"
+    run.coordinator.turn(0.0)
+    run.inbox.append(("verifier", Heartbeat(JUDGED)))
     run.run()
     run.ledger.close()
     exporter.update(run.coordinator)
@@ -60,6 +66,15 @@ def test_the_endpoint_serves_the_run_and_every_figure_of_the_dashboard(tmp_path,
     assert samples["ngu_step_metric"][("loss",)] == 1.0
     assert 0 < samples["ngu_solve_ratio"][("easy",)] < 1
     assert "ngu_memory_resident_bytes" not in samples, "nobody has looked yet"
+    assert samples["ngu_verifier_seconds"] == {("p50", "verifier"): 0.002, ("p99", "verifier"): 0.25}
+    last = run.sink.of_kind("step")[-1]["metrics"]
+    assert {name: value for name, value in last.items() if name.startswith("verifier/")} == {
+        "verifier/fast_frac": 0.75,
+        "verifier/num_waiting": 3.0,
+        "verifier/num_kills": 1.0,
+        "verifier/child_p50_ms": 2.0,
+        "verifier/child_p99_ms": 250.0,
+    }
 
 
 def test_a_port_in_use_is_the_users_mistake(exporter):

@@ -109,6 +109,10 @@ def test_blank_lines_and_unicode_line_separators_do_not_shift_line_numbers(tmp_p
         ('{"question": "q", "answer": "work ####"}\n', "line 1: nothing follows ####"),
         ('{"question": "q", "answer": "1"}\n', "1 problems, of which task.eval_size would hold out 64"),
         ("[" * 100_000, "line 1: not JSON"),
+        ('{"question": "q", "answer": ' + "9" * 5_000 + "}", "line 1: not JSON"),
+        ('{"question": "q", "answer": 1e999}', "line 1: field 'answer' must be a finite number"),
+        ('{"question": "q", "answer": NaN}', "line 1: field 'answer' must be a finite number"),
+        ('{"question": "half of \\ud83d", "answer": "1"}', "line 1: not JSON .*surrogates"),
     ],
 )
 def test_bad_files_are_refused_in_one_line(tmp_path: Path, content: str, message: str):

@@ -7,7 +7,9 @@ import pytest
 
 from pipeline.config import Config, VerifierConfig
 from pipeline.errors import ConfigError
-from pipeline.messages import Verdict
+from pipeline.messages import PeerFailed, Verdict
+from pipeline.remote import command as remote
+from pipeline.remote.wire import Welcome
 from pipeline.verifiers.custom import CustomVerifier, resolve_reward
 from pipeline.verifiers.preflight import resolve_verifier
 from samplers.base import Problem
@@ -34,6 +36,7 @@ def rewarded_by(tmp_path: Path, body: str, text: str = "hello there") -> Verdict
         ("return len(problem.prompt) / 100", "incorrect", 0.09),
         ("return Verdict('correct', 0.5, detail='half')", "correct", 0.5),
         ("import numpy; return numpy.float32(0.5)", "incorrect", 0.5),
+        ("import numpy; return Verdict('correct', numpy.float64(0.5))", "correct", 0.5),
     ],
 )
 def test_what_it_returns_is_the_reward(tmp_path, body, outcome, reward):
@@ -49,6 +52,11 @@ def test_what_it_returns_is_the_reward(tmp_path, body, outcome, reward):
         ("return math.inf", "returned inf"),
         ("return 'much'", "returned 'much'"),
         ("return Verdict('correct', math.nan)", "returned Verdict"),
+        ("return Verdict('right', 1.0)", "returned Verdict"),
+        ("return Verdict('correct', 'much')", "returned Verdict"),
+        ("return Verdict('correct', 1.0, detail=7)", "returned Verdict"),
+        ("return 10**400", "returned 1000"),
+        ("return chr(0xd800)", "returned '\\ud800'"),
         ("return 1 / 0", "ZeroDivisionError at mine.py:4"),
         ("return text.nothing", "AttributeError at mine.py:4"),
     ],
@@ -97,3 +105,24 @@ def test_a_relative_file_is_found_from_the_run_directory_too(tmp_path, monkeypat
     config = resolve_verifier(Config(verifier=VerifierConfig(reward="mine.py:score")))
     assert config.verifier.reward == f"{tmp_path}/mine.py:score"
     assert resolve_verifier(Config()) == Config()
+
+
+class Joined:
+    """A remote verifier's socket to a run whose reward is `reward`."""
+
+    def __init__(self, reward: str):
+        self._welcome = Welcome("session", "remote0", {"verifier": {"reward": reward}})
+        self.sent: list[object] = []
+        self.send = self.sent.append
+        self.join = lambda: self._welcome
+        self.close = lambda: None
+
+
+def test_another_machine_without_the_function_says_so_instead_of_judging(monkeypatch: pytest.MonkeyPatch):
+    socket = Joined("absent.py:score")
+    monkeypatch.setattr(remote, "RemoteSocket", lambda *_: socket)
+    monkeypatch.setattr(remote.signal, "signal", lambda *_: None)
+    with pytest.raises(ConfigError, match=r"absent\.py: no such file"):
+        remote.worker(connect="tcp://run:5555", key=Path("worker.key"), role="verifier")
+    [failed] = socket.sent
+    assert isinstance(failed, PeerFailed) and "absent.py" in failed.reason

@@ -5,12 +5,13 @@ too would count that noise twice, and biases pass@k near k = n, because a resamp
 """
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
 
-from pipeline.at_k import Array
+from pipeline.at_k import Array, Ints, best_at_k, pass_at_k, worst_at_k
 from pipeline.errors import ConfigError
 
 NUM_DRAWS = 1000
@@ -23,6 +24,15 @@ class Estimate(msgspec.Struct, frozen=True):
     value: float
     low: float
     high: float
+
+
+class AtK(msgspec.Struct, frozen=True):
+    """Over all problems: the chance that one of k rollouts is right, and the best and worst reward of k."""
+
+    k: int
+    pass_at_k: Estimate
+    best_at_k: Estimate
+    worst_at_k: Estimate
 
 
 def parse_ks(text: str) -> list[int]:
@@ -38,10 +48,40 @@ def parse_ks(text: str) -> list[int]:
     return sorted({low, high, *(k for k in powers if low < k < high)})
 
 
+def at_ks(
+    num_rollouts: Ints, num_correct: Ints, rewards: Sequence[Array], ks: Sequence[int], rng: np.random.Generator
+) -> list[AtK]:
+    """pass@k, best@k and worst@k at rising k, of problems with `num_rollouts` [P], `num_correct` [P] and rewards
+    [P][num_rollouts]. All are of the same resampled problems.
+    """
+    if not ks:
+        return []
+    weights, ones = problem_weights(len(rewards), NUM_DRAWS, rng), np.ones(len(rewards))
+    passed = [pass_at_k(num_rollouts, num_correct, k) for k in ks]
+    return [
+        AtK(k, at_k, _mean_of_draws(best_at_k(rewards, k), weights), _mean_of_draws(worst_at_k(rewards, k), weights))
+        for k, at_k in zip(ks, rising([rate_of_draws(p, ones, weights @ p) for p in passed]), strict=True)
+    ]
+
+
+def level_mean(
+    pass_rates: Array, levels: Sequence[str], level_weights: Mapping[str, float], rng: np.random.Generator
+) -> Estimate | None:
+    """The mean of `pass_rates` [P] over levels under their weights; each level's problems share its weight. None where
+    no weight is above 0.
+    """
+    size = Counter(levels)
+    trials = np.array([level_weights.get(level, 0.0) / size[level] for level in levels])
+    return rate_estimate(pass_rates * trials, trials, NUM_DRAWS, rng) if trials.any() else None
+
+
 def mean_estimate(per_problem: Array, num_draws: int, rng: np.random.Generator) -> Estimate:
     """Mean over problems [P] with its 95% interval over resampled problems."""
-    draws = problem_weights(len(per_problem), num_draws, rng) @ per_problem
-    return Estimate(math.fsum(per_problem) / len(per_problem), *percentiles(draws))
+    return _mean_of_draws(per_problem, problem_weights(len(per_problem), num_draws, rng))
+
+
+def _mean_of_draws(per_problem: Array, weights: Array) -> Estimate:
+    return Estimate(math.fsum(per_problem) / len(per_problem), *percentiles(weights @ per_problem))
 
 
 def rate_estimate(successes: Array, trials: Array, num_draws: int, rng: np.random.Generator) -> Estimate:
