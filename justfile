@@ -98,6 +98,11 @@ cable seconds="30": setup
 far seconds="30": setup
     {{ bin }}/python tests/support/far_hosts.py {{ seconds }}
 
+# The built-in job on a Ray cluster of two nodes, one of which is killed in the middle: the same pass@1, nothing lost?
+[group('develop')]
+nodes *seeds="0": setup
+    {{ bin }}/python tests/support/ray_run.py {{ seeds }}
+
 # A simulated run at full rate: attempts a second, and whether memory or disk grow.
 [group('develop')]
 soak minutes="30": setup

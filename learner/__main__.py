@@ -1,4 +1,4 @@
-"""A learner process: `python -m learner RUN_DIR [--name NAME] [--resume CHECKPOINT_DIR] [--rank R --rendezvous FILE]`.
+"""A learner process: `python -m learner RUN_DIR [--name NAME] [--resume CHECKPOINT_DIR] [--rank R --rendezvous WHERE]`.
 
 Asks for a batch, takes one optimizer step, publishes the weights, says so; see docs/ARCHITECTURE.md. With
 learner.num_processes above 1 every rank does all of that at the same time, and only the first one is heard.
@@ -18,7 +18,7 @@ import torch
 
 from learner.checkpoint import open_learner, save_checkpoint
 from learner.model import export_model_dir, num_token_ids
-from learner.ranks import Ranks, alone, join_ranks, leave_ranks
+from learner.ranks import Ranks, alone, join_ranks, leave_ranks, num_on_node
 from learner.recording import Recorder, StepRecord
 from pipeline import tracing
 from pipeline.channels import ENDPOINT, PeerSocket, introduction
@@ -204,7 +204,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--name", default="learner")
     parser.add_argument("--resume", type=Path, help="a checkpoint directory of this run")
     parser.add_argument("--rank", type=int, default=0, help="of learner.num_processes")
-    parser.add_argument("--rendezvous", type=Path, help="a new file, the same for every rank, where they meet")
+    parser.add_argument("--rendezvous", help="where every rank meets the others: a new file, or tcp://HOST:PORT")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)  # with two, the engines and the learner of a small machine stall each other
     run_dir = args.run_dir.resolve()
@@ -217,7 +217,9 @@ def main(argv: list[str] | None = None) -> None:
         if config.telemetry.profile:
             tracing.start(run_dir, f"{args.name}-{args.rank}" if args.rank else args.name)
         size = config.learner.num_processes
-        ranks = join_ranks(args.rank, size, args.rendezvous, config.daemon.hang_s) if size > 1 else alone()
+        ranks = alone()
+        if size > 1:
+            ranks = join_ranks(args.rank, size, args.rendezvous, config.daemon.hang_s, num_on_node(config))
         LearnerRole(run_dir, config, GroupSocket(socket, ranks), args.resume, ranks).run()
         leave_ranks(ranks)
     except Exception as e:

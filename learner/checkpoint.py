@@ -11,11 +11,12 @@ from pathlib import Path
 import msgspec
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from learner.adapters import add_adapters
+from learner.copies import Copies
 from learner.learner import Learner
-from learner.model import checkpoint_layers, load_model, load_reference, save_tokenizer, shard_policy
+from learner.model import checkpoint_layers, find_model, load_model, load_reference, save_tokenizer, shard_policy
 from learner.ranks import Ranks, alone
 from pipeline.config import Config
 from pipeline.errors import WeightError
@@ -66,28 +67,41 @@ def open_learner(
 
     Raises WeightError for a torn checkpoint and ConfigError for a model that cannot be loaded.
     """
-    if checkpoint is not None:
-        verify_manifest(checkpoint)
     ranks = ranks or alone()
-    # Adapters are trained on the weights that the run began with; MODEL holds those already merged.
-    path = config.model.path if checkpoint is None or config.learner.lora.rank else str(checkpoint / MODEL)
-    model, tokenizer = load_model(path, ranks.device)
-    reference = open_reference(config, model) if config.learner.kl.coef else None
-    if config.learner.lora.rank:
-        add_adapters(model, config.learner.lora)
-    if config.learner.gradient_checkpointing:
-        checkpoint_layers(model)
-    if ranks.shards:
-        shard_policy(model, ranks)
-    learner = Learner(model, config.learner, config.sampling.temperature, reference=reference, ranks=ranks)
-    if checkpoint is not None:
-        load_checkpoint(checkpoint, learner)
+    with Copies(ranks) as copies:
+        if checkpoint is not None:
+            checkpoint = Path(copies.here(str(checkpoint), _find_checkpoint))
+            verify_manifest(checkpoint)
+        if checkpoint is None or config.learner.lora.rank:
+            # Adapters are trained on the weights that the run began with; MODEL holds those already merged.
+            path = copies.here(config.model.path, find_model)
+        else:
+            path = str(checkpoint / MODEL)
+        model, tokenizer = load_model(path, ranks.device)
+        reference = None
+        if config.learner.kl.coef:
+            reference = load_reference(copies.here(reference_path(config), find_model), model)
+        if config.learner.lora.rank:
+            add_adapters(model, config.learner.lora)
+        if config.learner.gradient_checkpointing:
+            checkpoint_layers(model)
+        if ranks.shards:
+            shard_policy(model, ranks)
+        learner = Learner(model, config.learner, config.sampling.temperature, reference=reference, ranks=ranks)
+        if checkpoint is not None:
+            load_checkpoint(checkpoint, learner)
     return learner, tokenizer
 
 
-def open_reference(config: Config, model: PreTrainedModel) -> PreTrainedModel:
+def reference_path(config: Config) -> str:
     """The policy that [learner.kl] stays close to."""
-    return load_reference(config.learner.kl.reference or config.model.path, model)
+    return config.learner.kl.reference or config.model.path
+
+
+def _find_checkpoint(path: str) -> tuple[Path, list[Path]]:
+    directory = Path(path)
+    verify_manifest(directory)
+    return directory, [*_parts(directory), directory / MANIFEST]
 
 
 def load_checkpoint(directory: Path, learner: Learner) -> None:

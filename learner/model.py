@@ -59,6 +59,12 @@ def load_model(path: str, device: torch.device | None = None) -> tuple[PreTraine
     return model, tokenizer
 
 
+def find_model(path: str) -> tuple[Path, list[Path]]:
+    """What [model] path leads to, and the files that make it up; raises ConfigError when there is nothing to load."""
+    found = resolve_model_path(path)
+    return found, [found] if found.is_file() else sorted(file for file in found.iterdir() if file.is_file())
+
+
 def peak_bytes(num_parameters: int, kept_bytes: int, num_targets: int, vocab_size: int) -> int:
     """What one forward and backward pass adds to a float32 model at its worst moment, in bytes.
 

@@ -4,11 +4,17 @@ Every rank runs the same code on the same batch and differs only in which rollou
 the coordinator and writes files. Nothing is pickled: what crosses is bytes that rank 0 received, or tensors.
 """
 
+import contextlib
 import datetime
+import fcntl
 import os
+import socket
+import struct
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
 import torch
@@ -16,10 +22,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from pipeline.cluster.head import ranks_here
+from pipeline.config import Config
 from pipeline.errors import ConfigError
 
 # Gradients are added up in pieces of this many numbers: few messages, and no second copy of all gradients.
 BUCKET_NUMEL = 1 << 24
+_SIOCGIFADDR = 0x8915  # Linux; Python has no name for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +36,7 @@ class Ranks:
     """One process's view of its group; alone, every exchange is a no-op.
 
     `shards`: parameters and optimizer state are split over the ranks (FSDP2) instead of repeated on each.
+    `per_node`: so many ranks are on one host, the first of them on that of rank 0; 0: all.
     An exchange with a rank that is gone or silent for too long raises RuntimeError (torch).
     """
 
@@ -34,6 +44,7 @@ class Ranks:
     size: int
     device: torch.device
     shards: bool = False
+    per_node: int = 0
 
     @property
     def is_first(self) -> bool:
@@ -98,30 +109,85 @@ def alone() -> Ranks:
     return Ranks(0, 1, torch.device("cuda" if torch.cuda.is_available() else "cpu"))
 
 
-def join_ranks(rank: int, size: int, rendezvous: Path, timeout_s: float) -> Ranks:
-    """Meet the other ranks of this host over the file `rendezvous`, new for every group, and wait for all of them.
+def join_ranks(rank: int, size: int, rendezvous: str, timeout_s: float, per_node: int = 0) -> Ranks:
+    """Meet the other ranks, and wait for all of them: on one host over the file `rendezvous`, new for every group; with
+    `per_node` of them on each of several, at the port that rank 0 opens there, tcp://HOST:PORT.
 
     Gloo on CPUs, with a copy of the model on every rank; NCCL on GPUs, one for each rank, with the model sharded. An
-    exchange that takes longer than `timeout_s` fails. Raises ConfigError when there are fewer GPUs than ranks.
+    exchange that takes longer than `timeout_s` fails. Raises ConfigError when there are fewer GPUs than ranks, or GPUs
+    on some hosts only.
     """
     from accelerate import PartialState  # a second to import, which a learner of one process does not need
 
     on_gpu = torch.cuda.is_available()
-    if on_gpu and torch.cuda.device_count() < size:
-        raise ConfigError(f"learner.num_processes = {size}, but there are {torch.cuda.device_count()} GPUs; lower it")
-    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
-    # The host's name need not resolve to an address, and what crosses is for this host only.
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-        init_method=rendezvous.absolute().as_uri(),
-        rank=rank,
-        world_size=size,
-        timeout=datetime.timedelta(seconds=timeout_s),
-    )
+    here = per_node or size
+    # On its own host every rank sees all GPUs, elsewhere its own alone.
+    local_rank, num_gpus = (rank, here) if rank < here else (0, 1)
+    if on_gpu and torch.cuda.device_count() < num_gpus:
+        raise ConfigError(
+            f"learner.num_processes: {num_gpus} of them here, but there are {torch.cuda.device_count()} GPUs; lower it"
+        )
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(local_rank)}
+    os.environ |= {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(here)}
+    timeout = datetime.timedelta(seconds=timeout_s)
+    where: dict[str, Any]
+    if per_node:
+        store, first_host = _meet(rank, size, rendezvous, "GPUs" if on_gpu else "no GPU")
+        store.set_timeout(timeout)
+        where = {"store": store}
+        os.environ |= {"MASTER_ADDR": first_host, "MASTER_PORT": rendezvous.rpartition(":")[2]}  # accelerate wants them
+        interface = os.environ.get("GLOO_SOCKET_IFNAME") or interface_towards(first_host)
+        os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
+    else:
+        where = {"init_method": Path(rendezvous).absolute().as_uri()}
+        interface = "lo"  # the host's name need not resolve to an address, and what crosses is for this host only
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
+    backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
+    dist.init_process_group(backend, rank=rank, world_size=size, timeout=timeout, **where)
     state = PartialState(cpu=not on_gpu)
     assert state.device is not None
-    return Ranks(state.process_index, state.num_processes, state.device, shards=on_gpu)
+    return Ranks(state.process_index, state.num_processes, state.device, shards=on_gpu, per_node=per_node)
+
+
+def _meet(rank: int, size: int, address: str, has: str) -> tuple[Any, str]:
+    """The TCPStore of all ranks, once all are there, however long a node takes to be found; and the host of rank 0 as
+    others reach it. Raises ConfigError when they are not on hosts alike.
+    """
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    patient = datetime.timedelta(days=365)  # of a client whose server is not up yet
+    make_store: Any = dist.TCPStore  # pyright: ignore[reportPrivateImportUsage]
+    store = make_store(host, int(port), size, is_master=rank == 0, timeout=patient, wait_for_workers=False)
+    store.set(f"rank {rank}", f"{host} {has}")
+    names = [f"rank {other}" for other in range(size)]
+    while not store.check(names):
+        time.sleep(0.1)
+    found = [store.get(name).decode().split(" ", 1) for name in names]
+    if others := {what for _, what in found} - {found[0][1]}:
+        raise ConfigError(
+            f"the learner's first node has {found[0][1]}, and another {others.pop()}; set cluster.gpus_per_rank"
+        )
+    return store, found[-1][0]  # the last is on another node, where `host` is no name for that node itself
+
+
+def interface_towards(host: str) -> str:
+    """The name of this machine's network interface on the way to `host`, itself included; raises ConfigError if
+    there is none.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))  # nothing is sent
+        own = probe.getsockname()[0]
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode())
+            with contextlib.suppress(OSError):  # it has no address
+                if socket.inet_ntoa(fcntl.ioctl(probe, _SIOCGIFADDR, request)[20:24]) == own:
+                    return name
+    raise ConfigError(f"no network interface of this machine has the address {own}; set GLOO_SOCKET_IFNAME")
+
+
+def num_on_node(config: Config) -> int:
+    """`Ranks.per_node` of a run: how many of its ranks Ray has on one host; 0 where all are on this one."""
+    here = ranks_here(config)
+    return here if here < config.learner.num_processes else 0
 
 
 def leave_ranks(ranks: Ranks) -> None:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from learner.checkpoint import open_learner, open_reference
+from learner.checkpoint import open_learner, reference_path
 from learner.learner import Learner
+from learner.model import load_reference
 from learner.recording import StepRecord, read_record, recorded_steps
 from learner.report import StepReport
 from pipeline.config import Config, override_config
@@ -89,7 +90,8 @@ def replay(
     learner, _ = open_learner(config, start.checkpoint)
     reference, aside = learner.reference, overridden(config, config.learner, overrides)
     if aside.kl.coef and (reference is None or aside.kl.reference != config.learner.kl.reference):
-        reference = open_reference(msgspec.structs.replace(config, learner=aside), learner.model)
+        path = reference_path(msgspec.structs.replace(config, learner=aside))
+        reference = load_reference(path, learner.model)
     for step in range(start.base + 1, last + 1):
         record = read_record(run_dir, step)
         learner.config = record.config  # a live change of the learning rate is part of the record

@@ -20,23 +20,22 @@ import msgspec
 
 from pipeline import checkpoints, rundir
 from pipeline.cluster.config import RayConfig
-from pipeline.cluster.head import check_ray
+from pipeline.cluster.head import check_ray, draw_port, ranks_here
 from pipeline.config import Config
 from pipeline.engine_control import EngineControl
 from pipeline.errors import NguError
 from pipeline.guards import MAX_RESTART_WAIT_S, HangWatch, RestartBudget
 from pipeline.lifeline import LIFELINE_ENV, tie
 from pipeline.logs import LogStream, RoleLog
-from pipeline.role import LEAVE_SIGNAL, PARENT_ENV
+from pipeline.role import LEAVE_SIGNAL, PARENT_ENV, ROLE_ENV
 
 POLL_S = 0.1
 STOP_GRACE_S = 60.0  # a learner may be in the middle of a step and then writes a checkpoint
 KILL_GRACE_S = 5.0
+RAY_GRACE_S = 30.0  # for engines elsewhere to clear up, and a cluster that was started for the run
 # A stopped process is killed when so many looks in a row find it so. Looks, not seconds: where a scheduler stops all of
 # a job and lets it go on later, the supervisor may be the first to wake up.
 STOPPED_LOOKS = 5
-# Two torch threads in each of several processes on few cores stall each other, by a factor of a hundred.
-ROLE_ENV = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TQDM_DISABLE": "1"}
 
 
 class Role(msgspec.Struct):
@@ -47,6 +46,7 @@ class Role(msgspec.Struct):
     due: float | None = None  # it died, and is started again then
     looks_stopped: int = 0
     is_leaving: bool = False  # an engine that was told to go; its end is no death
+    grace_s: float = KILL_GRACE_S  # to end by itself with the run
 
 
 class RoleEnded(Exception):
@@ -145,7 +145,7 @@ class Supervisor:
         if self.config.daemon.listen:
             self.roles.append(Role("gateway", [*python, "pipeline.remote.gateway", run]))
         if isinstance(self.config.cluster, RayConfig):
-            self.roles.append(Role("ray", [*python, "pipeline.cluster.ray_role", run]))
+            self.roles.append(Role("ray", [*python, "pipeline.cluster.ray_role", run], grace_s=RAY_GRACE_S))
         for role in self.roles:
             self._start(role)
 
@@ -157,13 +157,18 @@ class Supervisor:
         return [sys.executable, "-m", "learner", str(self.run_dir), *_resume(checkpoint)]
 
     def _learner_roles(self, checkpoint: Path | None) -> list[Role]:
-        """One process, or the ranks of one learner, which meet over a file that no earlier group has used."""
-        size, argv = self.config.learner.num_processes, self._learner_argv(checkpoint)
+        """One process, or the ranks of one learner, which meet where no earlier group has met: over a file, or at a
+        port if some are on other nodes, each of which is one process here, too.
+        """
+        size, argv, here = self.config.learner.num_processes, self._learner_argv(checkpoint), ranks_here(self.config)
         if size == 1:
             return [Role("learner", argv, rank=0)]
-        meet = ["--rendezvous", str(self.run_dir / "ipc" / f"learner-{secrets.token_hex(4)}")]
+        file, address = self.run_dir / "ipc" / f"learner-{secrets.token_hex(4)}", f"tcp://127.0.0.1:{draw_port()}"
+        meet = ["--rendezvous", str(file) if here == size else address]
         names = ["learner", *(f"learner-{rank}" for rank in range(1, size))]
-        return [Role(name, [*argv, *meet, "--rank", str(i)], rank=i) for i, name in enumerate(names)]
+        roles = [Role(names[i], [*argv, *meet, "--rank", str(i)], rank=i) for i in range(here)]
+        far = [sys.executable, "-m", "pipeline.cluster.ray_learner", str(self.run_dir), *_resume(checkpoint), *meet]
+        return roles + [Role(names[i], [*far, "--node", str(i // here)], rank=i) for i in range(here, size, here)]
 
     def _start(self, role: Role) -> None:
         env = os.environ | ROLE_ENV | {PARENT_ENV: str(os.getpid()), LIFELINE_ENV: str(self._lifeline)}
@@ -292,16 +297,15 @@ class Supervisor:
 
     def _end_all(self) -> None:
         """Peers of an ended run exit by themselves; whoever does not is told, then killed."""
-        deadline = time.monotonic() + KILL_GRACE_S
-        processes = [r.process for r in self.roles if r.process is not None]
-        coordinator_is_gone = bool(processes) and processes[0].poll() is not None
-        ended_well = coordinator_is_gone and processes[0].returncode == 0
-        for process in processes:
+        began = time.monotonic()
+        processes = [(r.process, r.grace_s) for r in self.roles if r.process is not None]
+        ended_well = bool(processes) and processes[0][0].poll() == 0
+        for process, _ in processes:
             if not ended_well and process.poll() is None:
                 process.terminate()
-        for process in processes:
+        for process, grace_s in processes:
             try:
-                process.wait(max(0.0, deadline - time.monotonic()))
+                process.wait(max(0.0, began + grace_s - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

@@ -269,8 +269,8 @@ class LearnerConfig(Section, frozen=True):
     `dtype` is the precision of the layers (autocast); weights, optimizer and logits stay float32. What "bfloat16"
     rounds shows as ratios that are not 1 at lag 0.
 
-    `num_processes` ranks on this host share each step: copies of the model over gloo on CPUs, one GPU for each rank and
-    the model sharded over them (FSDP2) where there are GPUs.
+    `num_processes` ranks share each step, on this host or with cluster.learner_nodes on several: copies of the model
+    over gloo on CPUs, one GPU for each rank and the model sharded over them (FSDP2) where there are GPUs.
     """
 
     lr: NonNegative = 2e-4

@@ -188,9 +188,12 @@ class World:
 
     # --- time ---
 
-    def run(self) -> None:
-        num_idle = 0
+    def run(self, on_step: Callable[[int], None] = lambda step: None) -> None:
+        """To the end; `on_step` hears the number of each step when it has been taken."""
+        num_idle, said = 0, 0
         while not self.coordinator.ended:
+            if self.version > said:
+                on_step(said := self.version)
             began_s = time.process_time()
             self.coordinator.turn(0.0)
             self._coordinator_s += time.process_time() - began_s

@@ -1,6 +1,8 @@
 """Many hosts of engines: the real coordinator and the gateway's rules, with simulated devices and network."""
 
 import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from bench.overlap.hosts import spread_s
@@ -12,6 +14,7 @@ from bench.suite.base import Benchmark, Row, Say, figure
 from pipeline.errors import ConfigError
 from pipeline.sections import Positive, PositiveInt
 
+PROGRESS_S = 10.0  # between two lines
 AGREES = 0.1  # of the plan with the simulation
 
 
@@ -43,7 +46,7 @@ class HostsBench(Benchmark, frozen=True):
             with tempfile.TemporaryDirectory(prefix="ngu-hosts-") as directory:
                 where = Path(directory)
                 world = World(where, config, job, split, rates, False, NoRecords(), copy_s, self.per_host)
-                world.run()
+                world.run(self._progress(f"seed {seed}", say))
             runs.append(measured(world, split, skip))
             assert world.fabric is not None
             begin_s, end_s = world.batches[skip][0], world.batches[-1][0]
@@ -81,3 +84,15 @@ class HostsBench(Benchmark, frozen=True):
             figure("time with more than one between two hosts", "share", above),
             figure("coordinator, of a core", "CPU s a simulated s", [r.coordinator_busy for r in runs], at_most=1.0),
         ]
+
+    def _progress(self, what: str, say: Say) -> Callable[[int], None]:
+        """Says the step, now and then."""
+        due = time.monotonic() + PROGRESS_S
+
+        def on_step(step: int) -> None:
+            nonlocal due
+            if time.monotonic() >= due:
+                due = time.monotonic() + PROGRESS_S
+                say(f"{what}: step {step} of {self.steps}")
+
+        return on_step

@@ -18,9 +18,9 @@ from bench.suite.base import Benchmark, Row, Say, figure, interleaved, ratio
 from bench.suite.peers import THIS_PYTHON, Measurer, find_python, say_missing
 from learner.evaluation.generate import ready_engine
 from pipeline.config import Config
-from pipeline.daemon import ROLE_ENV
 from pipeline.learner_config import LearnerConfig
 from pipeline.messages import Group, Rollout, SamplingParams, Verdict, Work
+from pipeline.role import ROLE_ENV
 from pipeline.sections import PositiveInt
 from pipeline.tasks.registry import make_task
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from bench.suite.base import Say
 from pipeline.config import EnginesConfig
-from pipeline.daemon import ROLE_ENV
 from pipeline.engines.sglang.engine import SGLangEngine
 from pipeline.engines.sglang.push import PushKind
 from pipeline.engines.sglang.server import AttachedServer, OwnedServer
 from pipeline.errors import ConfigError
+from pipeline.role import ROLE_ENV
 from pipeline.tokenization import PromptCodec
 
 PATIENCE_S = 300.0  # a server's first answer on a busy machine

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from bench.suite.base import Benchmark, Row, Say, figure, interleaved, ratio
 from bench.suite.peers import THIS_PYTHON, Measurer, find_python, say_missing
 from bench.suite.wire import encoded
-from pipeline.daemon import ROLE_ENV
+from pipeline.role import ROLE_ENV
 from pipeline.sections import Positive, PositiveInt
 
 OURS, RAW, QUEUE = "this system", "raw pyzmq", "multiprocessing.Queue"

@@ -66,7 +66,12 @@ class RayConfig(Section, frozen=True, tag_field="kind", tag="ray"):
 
     `address`, "auto" or "HOST:PORT", is that of a cluster of which this machine is a node; empty starts one of this
     machine alone, which ends with the run. `spread` puts engines on as many nodes as there are, `pack` on as few. Those
-    of a node that is lost go to others.
+    of a node that is lost go to others. `verifiers` are placed beside them and judge together with the run's own, each
+    with verifier.num_workers processes and CPUs.
+
+    The learner.num_processes ranks are shared out evenly over `learner_nodes`: this machine is the first, on the others
+    Ray gives each rank `cpus_per_rank` and `gpus_per_rank`. What ranks tell each other, gradients, weights and
+    rollouts, nothing encrypts: `private_network = true` says that nobody else is on the network between these nodes.
     """
 
     address: str = ""
@@ -74,10 +79,22 @@ class RayConfig(Section, frozen=True, tag_field="kind", tag="ray"):
     cpus_per_engine: PositiveInt = 1
     gpus_per_engine: NonNegativeInt = 0
     strategy: Literal["spread", "pack"] = "spread"
+    verifiers: NonNegativeInt = 0
+    learner_nodes: PositiveInt = 1
+    cpus_per_rank: PositiveInt = 1
+    gpus_per_rank: Annotated[int, msgspec.Meta(ge=0, le=1)] = 0
+    private_network: bool = False
 
     def __post_init__(self):
         if self.address not in ("", "auto") and not _ADDRESS.fullmatch(self.address):
             raise ValueError(f'address = {self.address!r} is not written "auto" or "HOST:PORT", as in "10.0.0.1:6379"')
+        if self.learner_nodes > 1 and not self.address:
+            raise ValueError("learner_nodes is above 1: name a cluster of several machines (address)")
+        if self.learner_nodes > 1 and not self.private_network:
+            raise ValueError(
+                "learner_nodes is above 1, and nothing encrypts what the ranks of a learner tell each other (gloo, "
+                "NCCL): set private_network if nobody else is on that network, or keep the learner on one machine"
+            )
 
 
 ClusterConfig = SlurmConfig | RayConfig

@@ -13,6 +13,25 @@ from pipeline.errors import ConfigError
 _FIRST_PORT, _NUM_PORTS = 20_000, 10_000
 
 
+def draw_port() -> int:
+    return _FIRST_PORT + secrets.randbelow(_NUM_PORTS)
+
+
+def ranks_here(config: Config) -> int:
+    """Of the learner.num_processes ranks those of the head, which are the first; as many are on each other node.
+
+    Raises ConfigError when they cannot be shared out evenly.
+    """
+    ranks, table = config.learner.num_processes, config.cluster
+    nodes = table.learner_nodes if isinstance(table, RayConfig) else 1
+    if ranks % nodes:
+        raise ConfigError(
+            f"learner.num_processes = {ranks} ranks cannot be shared out evenly over cluster.learner_nodes = {nodes}; "
+            "make it a multiple"
+        )
+    return ranks // nodes
+
+
 def without_engines(config: Config, listen_on: str) -> Config:
     """The config of the head: engines join at daemon.listen, which is drawn at the address `listen_on` if not set.
 
@@ -23,7 +42,7 @@ def without_engines(config: Config, listen_on: str) -> Config:
         raise ConfigError(
             "engines.gpus and engines.urls name what one machine has; remove them, the cluster hands out GPUs"
         )
-    listen = config.daemon.listen or f"tcp://{listen_on}:{_FIRST_PORT + secrets.randbelow(_NUM_PORTS)}"
+    listen = config.daemon.listen or f"tcp://{listen_on}:{draw_port()}"
     engines = msgspec.structs.replace(engines, count=0)
     daemon = msgspec.structs.replace(config.daemon, listen=listen)
     return msgspec.structs.replace(config, engines=engines, daemon=daemon)
@@ -48,6 +67,7 @@ def resolve_ray(config: Config) -> Config:
         return config
     check_ray(config)
     check_gpus(config, table.gpus_per_engine)
+    ranks_here(config)
     # A cluster of this machine alone needs no port that others can reach.
     return without_engines(config, "0.0.0.0" if table.address else "127.0.0.1")
 

@@ -1,4 +1,4 @@
-"""RUN/cluster.json: the nodes of a run's cluster and their engines, for `ngu status`."""
+"""RUN/cluster.json: the nodes of a run's cluster and what they hold of it, for `ngu status`."""
 
 from pathlib import Path
 
@@ -10,31 +10,31 @@ _FILE = "cluster.json"
 
 
 class Node(msgspec.Struct, frozen=True):
-    """`engines` are the places of those that it has."""
+    """`holds` names what of the run it has, as "engine 3"."""
 
     id: str
     host: str
     address: str
     alive: bool
-    engines: tuple[int, ...]
+    holds: tuple[str, ...]
 
 
 class ClusterView(msgspec.Struct, frozen=True):
-    """`waiting` are the places of engines for which no node has room."""
+    """`waiting` names that for which no node has room."""
 
     address: str
     nodes: tuple[Node, ...]
-    waiting: tuple[int, ...]
+    waiting: tuple[str, ...]
 
     def lines(self) -> list[str]:
-        """For a person, the nodes that matter: with engines, or gone."""
+        """For a person, the nodes that matter: with a part of the run, or gone."""
         alive = sum(node.alive for node in self.nodes)
         lines = [f"Ray at {self.address}: {alive} node{'s' * (alive != 1)}"]
         if self.waiting:
-            lines[0] += f"; no room for {_engines(self.waiting)}"
+            lines[0] += f"; no room for {', '.join(self.waiting)}"
         for node in self.nodes:
-            if node.engines or not node.alive:
-                what = _engines(node.engines) if node.alive else "gone"
+            if node.holds or not node.alive:
+                what = ", ".join(node.holds) if node.alive else "gone"
                 lines.append(f"node {node.id} on {node.host} ({node.address}): {what}")
         return lines
 
@@ -49,7 +49,3 @@ def read_view(run_dir: Path) -> ClusterView | None:
         return msgspec.json.decode((run_dir / _FILE).read_bytes(), type=ClusterView)
     except FileNotFoundError:
         return None
-
-
-def _engines(places: tuple[int, ...]) -> str:
-    return f"engine{'s' * (len(places) > 1)} {', '.join(map(str, places))}"

@@ -14,12 +14,12 @@ from cyclopts import Parameter
 
 from pipeline import lifeline
 from pipeline.config import Config, parse_config
-from pipeline.daemon import ROLE_ENV
 from pipeline.engines.sglang.environment import find_python
 from pipeline.errors import ConfigError, VerifierError
 from pipeline.messages import PeerFailed
 from pipeline.remote.client import RemoteSocket
 from pipeline.remote.wire import Welcome
+from pipeline.role import ROLE_ENV
 from pipeline.verifiers.pool import VerifierPool
 from pipeline.verifiers.preflight import resolve_verifier
 from pipeline.verifiers.serving import SLOTS, serve

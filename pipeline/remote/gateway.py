@@ -34,6 +34,7 @@ from pipeline.soundness import check_slots, one_line
 NAME = "gateway"
 HEARTBEAT_S = 1.0
 _TABLES = {"engine": ("seed", "model", "engines"), "verifier": ("task", "verifier")}  # of the config, by role
+_NAMES = {"engine": "remote", "verifier": "remote-verifier"}  # before their numbers
 STOP_GRACE_S = 3.0  # for workers to hear that the run has ended
 MAX_SESSIONS = 1000
 MAX_WARNINGS_A_MINUTE = 10  # whoever has the key could else fill the disk with them
@@ -112,7 +113,8 @@ class Gateway:
             for earlier in [s for s in self.sessions.values() if s.routing_id == routing_id]:
                 earlier.end_reason = "left"  # it lost its engine's server, and begins anew
                 self._end(earlier)
-            for earlier in [s for s in self.sessions.values() if s.place == hello.place >= 0]:
+            same = [s for s in self.sessions.values() if s.role == hello.role and s.place == hello.place >= 0]
+            for earlier in same:
                 earlier.end_reason = "was started again; its attempts are launched again"
                 self._end(earlier)
             session = self._begin(routing_id, hello)
@@ -134,11 +136,11 @@ class Gateway:
         return ""
 
     def _begin(self, routing_id: bytes, hello: Hello) -> Session:
-        taken = {session.name for session in self.sessions.values()}
-        free = [name for i in range(len(taken) + 1) if (name := f"remote{i}") not in taken]
+        taken, stem = {session.name for session in self.sessions.values()}, _NAMES[hello.role]
+        free = [name for i in range(len(taken) + 1) if (name := f"{stem}{i}") not in taken]
         # One that comes back keeps its name, so that its figures stay in one curve.
-        wanted = hello.name or f"remote{hello.place}"
-        name = wanted if re.fullmatch(r"remote\d{1,4}", wanted) and wanted not in taken else free[0]
+        wanted = hello.name or f"{stem}{hello.place}"
+        name = wanted if re.fullmatch(rf"{stem}\d{{1,4}}", wanted) and wanted not in taken else free[0]
         slots = hello.slots or self._config.engines.slots
         host = one_line(hello.host)
         known = msgspec.structs.replace(hello, name=name, pid=0, slots=slots, host=host, via=self._hello.boot_id)

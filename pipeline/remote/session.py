@@ -53,7 +53,8 @@ class Session:
         transmit: Callable[[bytes, Any], None],
         clock: Callable[[], float],
     ):
-        self.id, self.name, self.host, self.place = hello.boot_id, hello.name, hello.host, hello.place
+        self.id, self.name, self.host = hello.boot_id, hello.name, hello.host
+        self.role, self.place = hello.role, hello.place
         self.store = hello.store or hello.boot_id  # what it shares with the others of its host
         self._relay = hello.relay
         self.routing_id = routing_id

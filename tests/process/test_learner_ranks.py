@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from rank_worker import CASES, STEPS_CONFIG, gradient_and_metrics, make_learner, take_steps
+from namespaces import Machine, why_not_permitted
+from ports import free_port
+from rank_worker import CASES, NUM_STEPS, STEPS_CONFIG, gradient_and_metrics, make_learner, take_steps
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -56,6 +58,30 @@ def test_gradient_figures_and_steps_are_those_of_one_process(job, jobs, alone):
         take_steps(learner, first=10)
     for ours, theirs in zip(resumed.model.parameters(), straight.model.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
+
+
+def test_ranks_on_other_hosts_begin_from_what_the_first_has(jobs):
+    out = jobs / "nodes_4"
+    assert not any(json.loads((out / "statuses.json").read_text())), [p.read_text() for p in out.glob("*.log")]
+    first, *others = [json.loads((out / f"rank_{rank}.json").read_text()) for rank in range(4)]
+    assert first["version"] == 2 * NUM_STEPS and first["left"] == []
+    assert others == [first] * 3
+
+
+def test_ranks_of_two_hosts_meet_over_the_network_between_them(closing):
+    if reason := why_not_permitted():
+        pytest.skip(f"network namespaces: {reason}")
+    machine = Machine()
+    closing.append(machine)
+    port, script = free_port(), str(ROOT / "tests" / "support" / "far_rank.py")
+    env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    commands = [
+        [sys.executable, script, "0", f"tcp://127.0.0.1:{port}"],
+        machine.argv(sys.executable, script, "1", f"tcp://{machine.here}:{port}"),
+    ]
+    ranks = [subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True) for argv in commands]
+    said = [rank.communicate()[0] for rank in ranks]
+    assert said == [f"{machine.cable} 3.0\n", "eth0 3.0\n"]
 
 
 def test_a_rank_that_says_nothing_fails_the_others(jobs):

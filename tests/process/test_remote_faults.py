@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 from typing import Any
 
 import msgspec
@@ -10,6 +9,7 @@ import pytest
 import torch
 import xxhash
 from namespaces import Machine, why_not_permitted
+from ports import free_port
 from safetensors.torch import load, save
 from small_run import SmallRun
 from tiny_models import teacher_forced
@@ -42,11 +42,6 @@ def started(closing: list[Any], *settings: str) -> SmallRun:
     return run
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
-
-
 def worker_argv(run: SmallRun) -> list[str]:
     return ["worker", "--connect", run.address(), "--key", str(run.dir / "keys" / "worker.key")]
 
@@ -73,7 +68,7 @@ def test_workers_join_leave_and_die_while_the_run_goes_on(closing):
     run.until(lambda: "remote0" in run.peers(), "a third one")
     assert len(list(run.dir.parent.glob("ngu-worker-*"))) == 1, "it has cleared up behind the one that was killed"
     run.start("judge", "pipeline.cli", *worker_argv(run), "--role", "verifier")
-    judged = lambda: run.status()["verifiers"].get("remote1", {}).get("num_correct", 0)  # noqa: E731
+    judged = lambda: run.status()["verifiers"].get("remote-verifier0", {}).get("num_correct", 0)  # noqa: E731
     run.until(lambda: judged() > 20, "verdicts from another machine")
     run.processes["gateway"].kill()
     run.processes["gateway"].wait()

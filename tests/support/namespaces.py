@@ -17,7 +17,9 @@ def _run(*argv: str) -> None:
 
 
 class Machine:
-    """`here` and `there` are the two addresses; raises OSError where namespaces are not permitted."""
+    """`here` and `there` are the two addresses, `cable` is the interface here; raises OSError where namespaces are not
+    permitted.
+    """
 
     def __init__(self):
         number = secrets.randbelow(1 << 14)
@@ -25,11 +27,11 @@ class Machine:
         first = 16 * (number & 15)
         self.here, self.there = f"{net}.{first + 1}", f"{net}.{first + 2}"
         self.name = f"ngu{os.getpid()}x{number}"
-        self._cable = f"ngu{number}"
+        self.cable = f"ngu{number}"
         _run("ip", "netns", "add", self.name)
         try:
             self._lay_cable()
-            for inside, address, device in ((False, self.here, self._cable), (True, self.there, "eth0")):
+            for inside, address, device in ((False, self.here, self.cable), (True, self.there, "eth0")):
                 ip = ["ip", *(["-n", self.name] if inside else [])]
                 _run(*ip, "addr", "add", f"{address}/30", "dev", device)
                 _run(*ip, "link", "set", device, "up")
@@ -38,7 +40,7 @@ class Machine:
             raise
 
     def _lay_cable(self) -> None:
-        _run("ip", "link", "add", self._cable, "type", "veth", "peer", "name", "eth0", "netns", self.name)
+        _run("ip", "link", "add", self.cable, "type", "veth", "peer", "name", "eth0", "netns", self.name)
 
     def argv(self, *argv: str) -> list[str]:
         return ["ip", "netns", "exec", self.name, *argv]
@@ -52,24 +54,22 @@ class Machine:
 
     def deafen(self) -> None:
         """Half-open: what it sends arrives here, what is sent to it goes to a card that does not exist."""
-        _run(
-            "ip", "neigh", "replace", self.there, "lladdr", "02:00:00:00:00:99", "dev", self._cable, "nud", "permanent"
-        )
+        _run("ip", "neigh", "replace", self.there, "lladdr", "02:00:00:00:00:99", "dev", self.cable, "nud", "permanent")
 
     def undeafen(self) -> None:
-        _run("ip", "neigh", "del", self.there, "dev", self._cable)
+        _run("ip", "neigh", "del", self.there, "dev", self.cable)
 
     def slow(self, kbit_per_s: int) -> None:
         """What is sent to it queues for up to a second at that rate."""
         tbf = ["tbf", "rate", f"{kbit_per_s}kbit", "burst", "16kb", "latency", "1s"]
-        _run("tc", "qdisc", "replace", "dev", self._cable, "root", *tbf)
+        _run("tc", "qdisc", "replace", "dev", self.cable, "root", *tbf)
 
     def quicken(self) -> None:
-        _run("tc", "qdisc", "del", "dev", self._cable, "root")
+        _run("tc", "qdisc", "del", "dev", self.cable, "root")
 
     def close(self) -> None:
         subprocess.run(["ip", "netns", "del", self.name], capture_output=True, check=False)  # and the cable with it
-        subprocess.run(["ip", "link", "del", self._cable], capture_output=True, check=False)
+        subprocess.run(["ip", "link", "del", self.cable], capture_output=True, check=False)
 
 
 class FarMachine(Machine):
@@ -81,8 +81,8 @@ class FarMachine(Machine):
         super().__init__()
 
     def _lay_cable(self) -> None:
-        far = f"{self._cable}f"
-        argv = [sys.executable, poor_cable.__file__, self._cable, far, *self._quality]
+        far = f"{self.cable}f"
+        argv = [sys.executable, poor_cable.__file__, self.cable, far, *self._quality]
         self._pump = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
         assert self._pump.stdout is not None
         if self._pump.stdout.readline() != "ready\n":
@@ -91,7 +91,7 @@ class FarMachine(Machine):
 
     def num_bytes_here(self) -> int:
         """That have arrived from there."""
-        return int(Path(f"/sys/class/net/{self._cable}/statistics/rx_bytes").read_text())
+        return int(Path(f"/sys/class/net/{self.cable}/statistics/rx_bytes").read_text())
 
     def close(self) -> None:
         if self._pump is not None:

@@ -1,26 +1,30 @@
 """Groups of learner ranks, for tests: `python rank_worker.py OUT`.
 
-`copies` and `shards` take every step of `CASES`, then a few real ones, and save what the first rank has; in `silent`
-the last rank keeps the other waiting.
+`copies` and `shards` take every step of `CASES`, then a few real ones, and save what the first rank has; `nodes` stands
+for two hosts of two ranks, of which one has no file; in `silent` the last rank keeps the other waiting.
 """
 
 import json
 import multiprocessing
 import os
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import torch
-from learner_samples import random_groups, tiny_model, tiny_tokenizer
+from learner_samples import random_groups, tiny_model, tiny_model_dir, tiny_tokenizer
+from ports import free_port
 from safetensors.torch import save_file
 
+from learner import copies
 from learner.adapters import add_adapters
-from learner.checkpoint import save_checkpoint
+from learner.checkpoint import open_learner, save_checkpoint
 from learner.learner import Learner
 from learner.model import shard_policy
 from learner.ranks import Ranks, join_ranks, leave_ranks
 from learner.sharding import gathered
+from pipeline.config import parse_config
 from pipeline.learner_config import (
     CispoConfig,
     CorrectionsConfig,
@@ -35,7 +39,8 @@ from pipeline.learner_config import (
 )
 from pipeline.role import bind_to_parent
 
-JOBS = {"copies_2": ("copies", 2), "copies_4": ("copies", 4), "shards_2": ("shards", 2), "silent": ("silent", 2)}
+JOBS = {"copies_2": ("copies", 2), "copies_4": ("copies", 4), "shards_2": ("shards", 2)}
+JOBS |= {"nodes_4": ("nodes", 4), "silent": ("silent", 2)}
 MASKS = CorrectionsConfig(masks=(IcePopMask(low=0.9, high=1.1),))
 BASE = {"lr": 1e-2, "warmup_steps": 0}
 # (number of groups, config): one group of four rollouts leaves some of four ranks with a single row or none.
@@ -101,13 +106,37 @@ def run(ranks: Ranks, out: Path) -> None:
         (out / "figures.json").write_text(json.dumps(figures))
 
 
-def work(job: str, rank: int, size: int, out: Path) -> None:
+def open_twice(ranks: Ranks, out: Path) -> None:
+    """From a model, and after some steps from a checkpoint, of which two of four ranks know no path."""
+    copies.PIECE_BYTES = 1000
+    tempfile.tempdir = str(out)
+    path, checkpoint = str(out.parent / "model"), out / "checkpoint"
+    if ranks.rank >= ranks.per_node:
+        path, checkpoint = "no model", Path("no checkpoint")
+    config = parse_config({"model": {"path": path}, "learner": {"kl": {"coef": 0.1}, "lr": 1e-2}}, "test")
+    learner, tokenizer = open_learner(config, None, ranks)
+    take_steps(learner)
+    save_checkpoint(checkpoint, learner, tokenizer)
+    ranks.total(0.0)
+    again, _ = open_learner(config, checkpoint, ranks)
+    take_steps(again, first=10)
+    ranks.total(0.0)
+    flat = torch.cat([p.detach().flatten() for p in again.model.parameters()])
+    left = [directory.name for directory in out.glob("ngu-learner-*")]
+    found = {"version": again.policy_version, "weights": flat.tolist(), "left": left}
+    (out / f"rank_{ranks.rank}.json").write_text(json.dumps(found))
+
+
+def work(job: str, rank: int, size: int, out: Path, port: int) -> None:
     bind_to_parent()
     with (out / f"rank_{rank}.log").open("w") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-        ranks = join_ranks(rank, size, out / "meet", timeout_s=1.0 if job == "silent" else 60.0)
-        if job == "silent":
+        where, per_node = (f"tcp://127.0.0.1:{port}", 2) if job == "nodes" else (str(out / "meet"), 0)
+        ranks = join_ranks(rank, size, where, 1.0 if job == "silent" else 60.0, per_node)
+        if job == "nodes":
+            open_twice(ranks, out)
+        elif job == "silent":
             if rank == 1:
                 time.sleep(600.0)
             ranks.total(1.0)
@@ -119,9 +148,11 @@ def work(job: str, rank: int, size: int, out: Path) -> None:
 def main() -> None:
     """All jobs one after the other, each in processes forked from this one, so that torch is imported once."""
     context = multiprocessing.get_context("fork")
+    tiny_model_dir(Path(sys.argv[1]) / "model")
     for name, (job, size) in JOBS.items():
         (out := Path(sys.argv[1]) / name).mkdir()
-        processes = [context.Process(target=work, args=(job, rank, size, out)) for rank in range(size)]
+        port = free_port()
+        processes = [context.Process(target=work, args=(job, rank, size, out, port)) for rank in range(size)]
         for process in processes:
             process.start()
         # The first rank ends by itself in every job, and the others of a silent one do not.

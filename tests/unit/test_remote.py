@@ -199,20 +199,23 @@ def test_one_that_is_started_again_takes_the_place_of_the_one_before_at_once(gat
 
 
 def test_a_verifier_judges_from_elsewhere_what_it_was_given(gateway):
-    worker = RemoteSocket(gateway.address, gateway.key, 9, role="verifier")
+    engine = joined(gateway, place=4)
+    worker = RemoteSocket(gateway.address, gateway.key, 9, place=4, role="verifier")
     assert set(worker.join().config) == {"task", "verifier"}
     (hello,) = until(lambda: [h for h in gateway.of(Hello) if h.role == "verifier"], "its Hello")
-    assert (hello.name, hello.slots, hello.relay) == ("remote0", 9, "")
+    assert (hello.name, hello.slots, hello.relay) == ("remote-verifier4", 9, "")
     problem = some_work(1)[0].problem
-    gateway.coordinator.send("remote0", VerifyJobs(tuple(VerifyJob(i, problem, "", False) for i in (1, 2))))
+    gateway.coordinator.send("remote-verifier4", VerifyJobs(tuple(VerifyJob(i, problem, "", False) for i in (1, 2))))
     assert [job.attempt_id for job in take(worker, VerifyJobs).jobs] == [1, 2]
     worker.send(Judgements(tuple(Judgement(i, Verdict("correct", 1.0)) for i in (2, 2, 3))))
     until(lambda: gateway.stats["late"] == 2, "what is not its own to be counted")
     (passed_on,) = until(lambda: gateway.of(Judgements), "the verdict")
     assert [j.attempt_id for j in passed_on.judgements] == [2]
+    assert not gateway.of(Leave), "an engine of the same place is another worker"
     worker.leave()
     worker.close()
     assert until(lambda: gateway.of(Leave), "the farewell")[0].boot_id == hello.boot_id
+    engine.close()
 
 
 def test_a_version_under_way_is_finished_and_those_between_are_skipped(gateway):

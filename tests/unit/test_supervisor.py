@@ -217,6 +217,28 @@ def test_an_engine_that_dies_too_often_is_missed_for_an_hour_and_ends_the_run_on
     assert reason.startswith("engine-0 was killed by signal 9") and "no restarts are left" in reason
 
 
+class Ending(TinySupervisor):
+    """The run is over at once; one role takes its time, and another never ends."""
+
+    def _start_all(self, checkpoint: Path | None) -> None:
+        python = [sys.executable, "-S", "-c"]
+        slow = "import time; time.sleep(0.5); open('done', 'w')"
+        self.roles = [
+            Role("coordinator", [*python, ""]),
+            Role("engine-0", [*python, "import time; time.sleep(100)"], grace_s=0.0),
+            Role("ray", [*python, slow], grace_s=100.0),
+        ]
+        for role in self.roles:
+            self._start(role)
+
+
+def test_each_role_has_its_own_time_to_end_with_the_run(tmp_path):
+    supervisor = Ending(rundir.create(tmp_path / "run", config := parse_config({}, "test")), config)
+    assert supervisor.run(resume=False) == 0
+    assert (supervisor.run_dir / "done").exists()
+    assert [role.process and role.process.returncode for role in supervisor.roles] == [0, -9, 0]
+
+
 def test_a_budget_of_restarts_is_for_an_hour_and_its_waits_double():
     now = 0.0
     budget = RestartBudget(3, 2.0, lambda: now)
