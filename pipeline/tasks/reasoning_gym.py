@@ -13,6 +13,7 @@ from pipeline.tasks.shuffle import ShuffledPasses
 from samplers.base import Problem
 
 _OURS = frozenset(("seed", "size"))
+_NONSENSE = "no answer to anything"
 
 
 class ReasoningGymTask:
@@ -28,6 +29,7 @@ class ReasoningGymTask:
         self.num_problems: int | None = config.num_problems
         self.hard_levels = ()
         self._problem(0)  # some parameters are refused only by the generator itself
+        self._refuse_blind_scorer()
 
     def next_problem(self) -> Problem:
         return self._problem(self._passes.next_index())
@@ -44,6 +46,15 @@ class ReasoningGymTask:
 
     def restore(self, state: dict[str, object]) -> None:
         self._passes.restore(state)
+
+    def _refuse_blind_scorer(self) -> None:
+        """As that of game_of_life_halting in 0.1.25, which compares whether two texts are empty."""
+        try:
+            score = self._dataset.score_answer(_NONSENSE, self._dataset[0])
+        except Exception:  # it wants another form
+            return
+        if score >= 1:
+            raise ConfigError(f"task.name {self._config.name!r}: its scorer takes any answer; choose another")
 
     def _problem(self, index: int) -> Problem:
         try:

@@ -7,9 +7,12 @@ see arithmetic.
 """
 
 import ast
+import cmath
 import functools
+import math
 import re
 import sys
+from typing import Any
 
 from pipeline.config import ExtractRule
 from pipeline.messages import Verdict
@@ -44,23 +47,53 @@ class GymVerifier:
         return found if isinstance(found, Verdict) else self.judge(found)
 
     def judge(self, question: Question | WholeText) -> Verdict:
-        """`unknown` when the id is not of this task or the scorer failed."""
+        """`unknown` when the id is not of this task or the scorer fails at any answer; one that fails at this answer,
+        but not at the problem's own, was given none in the form that was asked for.
+        """
         assert isinstance(question, Question)
+        answer = shown(question.answer)
         try:
-            score = self._score(question)
+            seed, index = parse_id(question.problem_id, self._config.name)
+            dataset = self._dataset(seed)
+            entry = dataset[index]
         except Exception as e:
-            return Verdict(
-                "unknown", 0.0, shown(question.answer), detail=f"scorer failed: {type(e).__name__}: {e}"[:200]
-            )
-        return Verdict("correct" if score >= 1 - 1e-9 else "incorrect", score, shown(question.answer))
+            return Verdict("unknown", 0.0, answer, detail=_failure(e))
+        try:
+            score = self._score(dataset, entry, question.answer)
+        except Exception as e:
+            is_answers_fault = not isinstance(e, MemoryError) and self._takes_its_own(dataset, entry)
+            return Verdict("incorrect" if is_answers_fault else "unknown", 0.0, answer, detail=_failure(e))
+        return Verdict("correct" if score >= 1 - 1e-9 else "incorrect", score, answer)
 
-    def _score(self, question: Question) -> float:
-        if self._config.name in _PARSING and not is_arithmetic(question.answer):
+    def _takes_its_own(self, dataset: Any, entry: dict[str, Any]) -> bool:
+        try:
+            self._score(dataset, entry, entry["answer"])
+        except Exception:
+            return False
+        return True
+
+    def _score(self, dataset: Any, entry: dict[str, Any], answer: str | None) -> float:
+        if answer != entry["answer"] and self._cannot_be_right(str(answer)):
             return 0.0
-        seed, index = parse_id(question.problem_id, self._config.name)
-        dataset = self._dataset(seed)
-        score = float(dataset.score_answer(question.answer, dataset[index]))
+        score = float(dataset.score_answer(answer, entry))
+        if math.isnan(score):
+            raise ValueError("its score is no number")
         return min(max(score, 0.0), 1.0)
+
+    def _cannot_be_right(self, answer: str) -> bool:
+        return _is_infinite(answer) or (self._config.name in _PARSING and not is_arithmetic(answer))
+
+
+def _failure(error: Exception) -> str:
+    return f"scorer failed: {type(error).__name__}: {error}"[:200]
+
+
+def _is_infinite(answer: str) -> bool:
+    """A number that is none, such as `nan` or `1e999`: to scorers that look at distances it is near everything."""
+    try:
+        return not cmath.isfinite(complex(re.sub("i$", "j", "".join(answer.split()))))
+    except ValueError:
+        return False
 
 
 def is_arithmetic(text: str) -> bool:

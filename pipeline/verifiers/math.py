@@ -11,10 +11,11 @@ import re
 from typing import Any
 
 from math_verify import LatexExtractionConfig, parse, verify
+from sympy import Expr, nan, zoo
 
 from pipeline.config import ExtractRule
 from pipeline.messages import Verdict
-from pipeline.verifiers.exact import is_words, normalize
+from pipeline.verifiers.exact import in_tex, is_words, normalize
 from pipeline.verifiers.recheck import refuted
 from pipeline.verifiers.triage import NOT_MATHEMATICS, Question, WholeText, shown, triage
 from samplers.base import Problem
@@ -22,6 +23,7 @@ from samplers.base import Problem
 _LATEX = (LatexExtractionConfig(),)
 # math-verify rewrites `\sqrt(2)` into a line break followed by a root and drops everything after it.
 _SQRT_OF_GROUP = re.compile(r"\\sqrt ?\(([^()]*)\)")
+_IMAGINARY = re.compile(r"(?<=[0-9]) i(?![A-Za-z])")  # `4 i` is to math-verify a letter, `4i` is not
 _BASE = re.compile(r"_\{?([0-9]+)\}?")
 
 logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns once that its timeouts are off
@@ -58,7 +60,8 @@ def _difference(gold: str, answer: str) -> str | None:
     if gold_bases and answer_bases and gold_bases != answer_bases:
         return "different bases"
     parsed_gold, parsed_answer = _parse_gold(gold), _parse(answer)
-    if parsed_gold is None or parsed_answer is None:
+    # A time of day such as 10:00 is read as a ratio to nothing, at which math-verify fails for every wrong answer.
+    if parsed_gold is None or parsed_answer is None or _is_no_number(parsed_gold):
         return NOT_MATHEMATICS
     # First what is cheap: math-verify simplifies what differs by every means before it says so.
     if why := refuted(parsed_gold, parsed_answer):
@@ -70,11 +73,15 @@ def _difference(gold: str, answer: str) -> str | None:
 
 def _parse(text: str) -> Any | None:
     """The sympy object of an answer (LaTeX with or without dollar signs), or None."""
-    text = _SQRT_OF_GROUP.sub(r"\\sqrt{\1}", " ".join(text.split()))
+    text = _IMAGINARY.sub("i", _SQRT_OF_GROUP.sub(r"\\sqrt{\1}", in_tex(" ".join(text.split()))))
     # A bare `\left( 3, \frac{\pi}{2} \right)` would be read as 3; between dollars it is a pair.
     latex = text if "$" in text.replace("\\$", "") else f"${text}$"
     parsed = parse(latex, extraction_config=_LATEX, parsing_timeout=0)
     return parsed[0] if parsed and not isinstance(parsed[0], str) else None
+
+
+def _is_no_number(parsed: Any) -> bool:
+    return isinstance(parsed, Expr) and parsed.has(zoo, nan)
 
 
 @functools.lru_cache(maxsize=4096)

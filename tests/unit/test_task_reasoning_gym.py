@@ -47,6 +47,7 @@ def test_resumes_where_it_stood():
         ("chain_sum", {"seed": 3}, "task.params.seed is set by the run"),
         ("chain_sum", {"min_terms": 5, "max_terms": 2}, "chain_sum refuses"),
         ("chain_sum", {"max_terms": "many"}, "chain_sum"),
+        ("game_of_life_halting", {}, "its scorer takes any answer"),
     ],
 )
 def test_wrong_names_and_values_are_refused_in_one_line(name: str, params: dict, message: str):

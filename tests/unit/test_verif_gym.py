@@ -5,6 +5,7 @@ import pytest
 from pipeline.tasks.reasoning_gym import ReasoningGymTask
 from pipeline.tasks.registry import ReasoningGymConfig
 from pipeline.verifiers.gym import GymVerifier, is_arithmetic
+from pipeline.verifiers.triage import Question
 from samplers.base import Problem
 
 
@@ -48,6 +49,27 @@ def test_a_problem_of_another_generator_is_unknown():
     verifier, _ = make("chain_sum")
     other = Problem("gcd:5:0", "reasoning_gym", "", "")
     assert verifier.verify(other, "3", False).outcome == "unknown"
+
+
+@pytest.mark.parametrize("answer", ["hello", "2 * 3", "", "[1, 2]", "9" * 5_000])
+def test_an_answer_that_its_scorer_cannot_read_is_incorrect(answer: str):
+    """Else a policy that has not learnt the form yet would end the run for its rate of unknown verdicts."""
+    verifier, problem = make("prime_factorization")
+    assert verifier.verify(problem, f"<answer>{answer}</answer>", False).outcome == "incorrect"
+
+
+def test_a_scorer_that_fails_at_its_own_answer_too_says_nothing(monkeypatch: pytest.MonkeyPatch):
+    verifier, problem = make("prime_factorization")
+    monkeypatch.setattr(type(verifier._dataset(5)), "_normalize_answer", lambda *_: 1 / 0)
+    verdict = verifier.judge(Question(problem.problem_id, "", "7"))
+    assert verdict.outcome == "unknown" and "ZeroDivisionError" in verdict.detail
+
+
+@pytest.mark.parametrize("answer", ["nan", "nan + 2i", "inf", "-1e999", "NaN"])
+def test_what_is_no_number_is_at_no_distance_from_the_right_one(answer: str):
+    verifier, problem = make("complex_arithmetic")
+    verdict = verifier.verify(problem, f"<answer>{answer}</answer>", False)
+    assert (verdict.outcome, verdict.reward) == ("incorrect", 0.0)
 
 
 @pytest.mark.parametrize("name", ["countdown", "n_queens", "spiral_matrix", "polynomial_multiplication", "chain_sum"])
