@@ -6,7 +6,11 @@ with a dot is unfinished and never read.
 
 import os
 import shutil
+import time
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import xxhash
@@ -15,16 +19,21 @@ from pipeline.coordinator.batcher import BatcherState
 from pipeline.coordinator.book import BookState
 from pipeline.coordinator.starvation import StarvationState
 from pipeline.errors import NguError
-from pipeline.ledger import VerdictRow
 from pipeline.manifest import sync, verify_manifest
 from pipeline.messages import Group
 
 NUM_KEPT = 2
 _FILE = "coordinator.msgpack"
+# The thread that encodes a checkpoint keeps the interpreter from the loop for no longer than this at a time, and then
+# leaves it to the loop. What is encoded at once has so many items at most.
+ENCODE_S, REST_S = 0.0002, 0.001
+ENCODE_ITEMS = 16
 
 
 class Snapshot(msgspec.Struct):
-    """Everything but the learner's part that the run needs to go on from `policy_version`."""
+    """Everything but the learner's part that the run needs to go on from `policy_version`. What happens after it was
+    taken changes nothing in it.
+    """
 
     policy_version: int
     counters: dict[str, int]
@@ -38,7 +47,6 @@ class Snapshot(msgspec.Struct):
     journal: int  # the segment of the journal that follows
     is_holding: bool = False
     starvation: StarvationState = msgspec.field(default_factory=StarvationState)
-    verdicts: dict[int, VerdictRow] = msgspec.field(default_factory=dict)  # of open attempts, which the ledger lacks
 
 
 def partial_dir(run_dir: Path, step: int) -> Path:
@@ -46,20 +54,53 @@ def partial_dir(run_dir: Path, step: int) -> Path:
     return run_dir / "checkpoints" / f".step_{step:06d}.partial"
 
 
-def encode(snapshot: Snapshot) -> bytes:
-    return msgspec.msgpack.encode(snapshot)
+def pieces(value: Any) -> Iterator[bytes]:
+    """The bytes of `msgspec.msgpack.encode(value)`, in pieces that take microseconds each however much there is."""
+    if isinstance(value, msgspec.Struct) and not value.__struct_config__.array_like:
+        value = msgspec.structs.asdict(value)
+    if isinstance(value, dict):
+        yield _map_header(len(value))
+        if len(value) <= ENCODE_ITEMS:  # few of whatever size; many are small
+            for key, item in value.items():
+                yield _encode(key)
+                yield from pieces(item)
+            return
+        items = iter(value.items())
+        while some := dict(islice(items, ENCODE_ITEMS)):
+            yield _encode(some)[len(_map_header(len(some))) :]
+    elif isinstance(value, list) and len(value) > ENCODE_ITEMS:
+        yield _list_header(len(value))
+        for first in range(0, len(value), ENCODE_ITEMS):
+            some = value[first : first + ENCODE_ITEMS]
+            yield _encode(some)[len(_list_header(len(some))) :]
+    else:
+        yield _encode(value)
 
 
-def publish(run_dir: Path, directory: Path, policy_version: int, data: bytes) -> Path:
-    """Add the coordinator's part, an encoded snapshot, to the learner's in `directory` and make the checkpoint visible;
-    keeps the newest `NUM_KEPT`.
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def _map_header(num: int) -> bytes:
+    return _header(num, 0x80, b"\xde", b"\xdf")
+
+
+def _list_header(num: int) -> bytes:
+    return _header(num, 0x90, b"\xdc", b"\xdd")
+
+
+def _header(num: int, few: int, many: bytes, most: bytes) -> bytes:
+    """How msgpack begins a map or a list of `num` items."""
+    if num < 16:
+        return bytes([few | num])
+    return many + num.to_bytes(2, "big") if num < 1 << 16 else most + num.to_bytes(4, "big")
+
+
+def publish(run_dir: Path, directory: Path, snapshot: Snapshot) -> Path:
+    """Add the coordinator's part to the learner's in `directory` and make the checkpoint visible; keeps the newest
+    `NUM_KEPT`.
     """
-    with (directory / _FILE).open("wb") as file:
-        file.write(xxhash.xxh3_64_digest(data))
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    final = run_dir / "checkpoints" / f"step_{policy_version:06d}"
+    _write(directory / _FILE, snapshot)
+    final = run_dir / "checkpoints" / f"step_{snapshot.policy_version:06d}"
     if final.exists():  # the last periodic checkpoint and the closing one can fall on the same step
         shutil.rmtree(final)
     directory.rename(final)
@@ -67,6 +108,22 @@ def publish(run_dir: Path, directory: Path, policy_version: int, data: bytes) ->
     for old in _complete(run_dir)[:-NUM_KEPT]:
         shutil.rmtree(old)
     return final
+
+
+def _write(path: Path, snapshot: Snapshot) -> None:
+    digest, began = xxhash.xxh3_64(), time.perf_counter()
+    with path.open("wb") as file:
+        file.write(digest.digest())  # its place
+        for piece in pieces(snapshot):
+            digest.update(piece)
+            file.write(piece)
+            if time.perf_counter() - began > ENCODE_S:
+                time.sleep(REST_S)
+                began = time.perf_counter()
+        file.seek(0)
+        file.write(digest.digest())
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def load(path: Path) -> Snapshot:

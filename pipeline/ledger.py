@@ -3,17 +3,18 @@
 Writes are gathered and committed once a turn of the coordinator's loop, before anything that depends on them is sent.
 `launched = ended + open` holds in every committed state; launches are counted apart from the attempts themselves, so
 that a lost row shows. A verdict is written with the end of its attempt: before that it is in the checkpoint or in the
-journal, and a row that is changed once instead of twice costs a third less.
+journal, and a row that is changed once instead of twice costs a third less. What ends is kept as it came until its turn
+to be written: a batch ends all at once, and to make its rows would hold one turn of the loop up.
 """
 
 import sqlite3
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from pipeline.errors import NguError
 from pipeline.messages import Rollout, Verdict, Work
@@ -21,9 +22,6 @@ from pipeline.messages import Rollout, Verdict, Work
 Fate = Literal["trained", "filtered", "stale", "failed", "cancelled", "given_up", "continued"]
 FATES: tuple[Fate, ...] = get_args(Fate)
 _CODE = {fate: i for i, fate in enumerate(FATES, start=1)}
-
-# Outcome, reward, tokens, oldest and newest version: columns of an attempt.
-VerdictRow = tuple[str, float, int, int | None, int | None]
 
 CHECKPOINT_S = 0.5
 MAX_WAL_PAGES = 1 << 14  # 64 MiB
@@ -69,6 +67,15 @@ _END = "fate=?, ended_ns=?, step=?"
 _REOPEN = "UPDATE attempts SET fate=0, ended_ns=NULL, step=NULL WHERE attempt_id=?"
 
 
+class _Ended(NamedTuple):
+    """A few attempts that ended alike, by their ids or, where they were judged, by their rollouts."""
+
+    ids: Sequence[int]
+    rollouts: Sequence[Rollout]
+    verdicts: Sequence[Verdict]
+    how: tuple[int, int, int | None]  # fate, time, step
+
+
 class Ledger:
     """One writer, the coordinator; others may open the file read-only at any time (WAL)."""
 
@@ -82,8 +89,7 @@ class Ledger:
             self._db.close()
             raise NguError(_damaged(path, str(e))) from None
         self._launches: list[tuple] = []
-        self.verdicts: dict[int, VerdictRow] = {}  # of attempts that have not ended: a checkpoint holds them
-        self._ends: list[tuple[VerdictRow | None, tuple]] = []  # with the verdict, if there is one
+        self._ends: deque[_Ended] = deque()  # not written yet
         self._num_ended = self._num_written = 0  # ends since this process began, and those of them on disk
         self._prune_before, self._prune_from = 0, -1  # the step, and the first attempt to look at; -1: nothing to do
         self.counts: Counter[str] = Counter()
@@ -123,43 +129,52 @@ class Ledger:
         self._launches += rows
         self.counts["launched"] += len(rows)
 
-    def judge(self, rollout: Rollout, verdict: Verdict) -> None:
-        oldest, newest = rollout.oldest_version, rollout.newest_version
-        self.verdicts[rollout.attempt_id] = (verdict.outcome, verdict.reward, rollout.num_tokens, oldest, newest)
-
     def end(self, attempt_ids: Sequence[int], fate: Fate, step: int | None = None) -> None:
-        """Close attempts; one that is already closed keeps its first fate.
+        """Close attempts without a verdict; one that is already closed keeps its first fate.
 
         `step` is the learner's policy version then: of a trained attempt, the step that trained it.
         """
-        code, now, verdicts = _CODE[fate], time.time_ns(), self.verdicts
-        self._ends += [(verdicts.pop(a, None), (code, now, step, a)) for a in attempt_ids]
-        self._num_ended += len(attempt_ids)
-        self.counts[fate] += len(attempt_ids)
+        how = _CODE[fate], time.time_ns(), step
+        for first in range(0, len(attempt_ids), TURN_ENDS):
+            self._ends.append(_Ended(attempt_ids[first : first + TURN_ENDS], (), (), how))
+        self._count_ends(len(attempt_ids), fate)
+
+    def end_judged(
+        self, rollouts: Sequence[Rollout], verdicts: Sequence[Verdict], fate: Fate, step: int | None = None
+    ) -> None:
+        """The same for attempts that have verdicts, which go on record with their ends."""
+        how = _CODE[fate], time.time_ns(), step
+        for first in range(0, len(rollouts), TURN_ENDS):
+            some = slice(first, first + TURN_ENDS)
+            self._ends.append(_Ended((), rollouts[some], verdicts[some], how))
+        self._count_ends(len(rollouts), fate)
+
+    def _count_ends(self, num: int, fate: Fate) -> None:
+        self._num_ended += num
+        self.counts[fate] += num
 
     def commit_turn(self) -> None:
         """Commit all that was launched, and about as much of what ended: a batch ends all at once, and would hold one
         turn of the loop up. Nothing that leaves this process waits for an end to be written.
         """
-        self._commit(max(TURN_ENDS, len(self._launches), len(self._ends) // TURN_SHARE))
+        num_waiting = self._num_ended - self._num_written
+        self._commit(max(TURN_ENDS, len(self._launches), num_waiting // TURN_SHARE))
 
     def commit(self) -> None:
         """Commit everything but verdicts of attempts that have not ended."""
-        self._commit(len(self._ends))
+        self._commit(self._num_ended - self._num_written)
 
     def _commit(self, num_ends: int) -> None:
         if not (self._launches or self._ends or self._prune_from >= 0):
             return
-        ends, self._ends = self._ends[:num_ends], self._ends[num_ends:]
         self._db.execute("BEGIN")
         if self._launches:
             self._open_attempts()
-        self._write_ends(ends)
+        self._num_written += self._write_ends(num_ends)
         if self._prune_from >= 0:
             self._prune_some(max(TURN_SEEN, SEEN_PER_LAUNCH * len(self._launches)))
         self._db.execute("COMMIT")
         self._launches.clear()
-        self._num_written += len(ends)
 
     @property
     def num_ended(self) -> int:
@@ -175,12 +190,18 @@ class Ledger:
         """What has to be synced for all that is committed to survive a power loss: the write-ahead log."""
         return self._path.with_name(f"{self._path.name}-wal")
 
-    def _write_ends(self, ends: list[tuple[VerdictRow | None, tuple]]) -> None:
-        for columns, rows in (
-            (f"{_VERDICT}, {_END}", [(*verdict, *end) for verdict, end in ends if verdict is not None]),
-            (_END, [end for verdict, end in ends if verdict is None]),
-        ):
-            self._db.executemany(f"UPDATE attempts SET {columns} WHERE attempt_id=? AND fate=0", rows)
+    def _write_ends(self, num_ends: int) -> int:
+        """Of what waits longest, `num_ends` or a few more; how many."""
+        judged: list[tuple] = []
+        others: list[tuple] = []
+        while self._ends and len(judged) + len(others) < num_ends:
+            ids, rollouts, verdicts, how = self._ends.popleft()
+            others += [(*how, attempt_id) for attempt_id in ids]
+            judged += _verdict_rows(rollouts, verdicts, how)
+        for columns, rows in ((f"{_VERDICT}, {_END}", judged), (_END, others)):
+            if rows:
+                self._db.executemany(f"UPDATE attempts SET {columns} WHERE attempt_id=? AND fate=0", rows)
+        return len(judged) + len(others)
 
     def _open_attempts(self) -> None:
         inserted = self._db.executemany(
@@ -196,14 +217,13 @@ class Ledger:
             "UPDATE books SET launched = launched + ?, last_attempt_id = max(last_attempt_id, ?)", (inserted, *max(ids))
         )
 
-    def _write_verdicts(self) -> None:
-        """Of attempts that are open."""
-        if not self.verdicts:
-            return
-        rows = [(*verdict, attempt_id) for attempt_id, verdict in self.verdicts.items()]
-        self.verdicts.clear()
+    def judge(self, rollouts: Sequence[Rollout], verdicts: Sequence[Verdict]) -> None:
+        """Put verdicts of open attempts on record, for whoever reads the ledger while nothing runs; commits all."""
+        self.commit()
         self._db.execute("BEGIN")
-        self._db.executemany(f"UPDATE attempts SET {_VERDICT} WHERE attempt_id=?", rows)
+        self._db.executemany(
+            f"UPDATE attempts SET {_VERDICT} WHERE attempt_id=? AND fate=0", _verdict_rows(rollouts, verdicts)
+        )
         self._db.execute("COMMIT")
 
     def check_holds(self, num_launched: int) -> None:
@@ -274,11 +294,24 @@ class Ledger:
 
     def close(self) -> None:
         self.commit()
-        self._write_verdicts()
         self._closing.set()
         if self._checkpointer is not None:
             self._checkpointer.join()
         self._db.close()
+
+
+def _verdict_rows(rollouts: Sequence[Rollout], verdicts: Sequence[Verdict], how: tuple = ()) -> list[tuple]:
+    """For `_VERDICT`, then `how`, then the attempt's id."""
+    rows = []
+    for rollout, verdict in zip(rollouts, verdicts, strict=True):
+        spans = rollout.version_spans
+        if len(spans) == 1:
+            oldest = newest = spans[0].policy_version
+        else:
+            oldest, newest = rollout.oldest_version, rollout.newest_version
+        num_tokens = len(rollout.completion_ids) // 4
+        rows.append((verdict.outcome, verdict.reward, num_tokens, oldest, newest, *how, rollout.attempt_id))
+    return rows
 
 
 def _damaged(path: Path, what: str) -> str:

@@ -168,6 +168,13 @@ class Rollout(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def as_prefix(self) -> Prefix:
         return Prefix(self.completion_ids, self.engine_logprobs, self.version_spans, self.forced_spans)
 
+    @property
+    def has_usual_form(self) -> bool:
+        """Whether `check_form` has nothing to say, as one look tells of most: tokens of one version, none forced."""
+        size, spans = len(self.completion_ids), self.version_spans
+        is_whole = size == len(self.engine_logprobs) and not size % 4 and not len(self.prompt_ids) % 4
+        return is_whole and size > 0 and len(spans) == 1 and spans[0].start == 0 and not self.forced_spans
+
     def check(self) -> None:
         """Raise WireError unless lengths agree, spans are ordered and every logprob is finite and not above 0."""
         self.check_form()

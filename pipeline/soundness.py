@@ -46,18 +46,18 @@ def check(message: Any, sender: Hello | None, newest_version: int) -> None:
 
     Rollouts are looked into one by one, by `check_rollout`.
     """
-    match message:
-        case Unreadable():
-            raise WireError(message.reason)
-        case Hello():
-            check_slots(message.slots)
-        case _ if sender is None or not isinstance(message, _FROM[sender.role]):
-            who = sender.role if sender is not None else "stranger"
-            raise WireError(f"it sent {type(message).__name__}, which no {who} sends", "role")
-        case Heartbeat():
-            check_heartbeat(message)
-        case WeightsLoaded():
-            check_loaded(message, newest_version)
+    kind = type(message)
+    if kind is Unreadable:
+        raise WireError(message.reason)
+    if kind is Hello:
+        check_slots(message.slots)
+    elif sender is None or kind not in _FROM[sender.role]:
+        who = sender.role if sender is not None else "stranger"
+        raise WireError(f"it sent {kind.__name__}, which no {who} sends", "role")
+    elif kind is Heartbeat:
+        check_heartbeat(message)
+    elif kind is WeightsLoaded:
+        check_loaded(message, newest_version)
 
 
 def are_sound(rollouts: Sequence[Rollout], vocab_size: int) -> bool:
@@ -67,7 +67,8 @@ def are_sound(rollouts: Sequence[Rollout], vocab_size: int) -> bool:
     """
     try:
         for rollout in rollouts:
-            rollout.check_form()
+            if not rollout.has_usual_form:
+                rollout.check_form()
     except WireError:
         return False
     ids = [part for r in rollouts for part in (r.prompt_ids, r.completion_ids)] if vocab_size else []
@@ -95,7 +96,8 @@ def check_rollout(
         largest = _largest_id(rollout.prompt_ids + rollout.completion_ids)
         if largest >= vocab_size:
             raise _unsound(rollout, f"token {largest} is not among the model's {vocab_size}", "vocabulary")
-    if rollout.num_tokens > work.sampling.max_new_tokens or rollout.forced_spans or work.prefix is not None:
+    num_tokens = len(rollout.completion_ids) // 4
+    if num_tokens > work.sampling.max_new_tokens or rollout.forced_spans or work.prefix is not None:
         _check_extent(rollout, work)
 
 

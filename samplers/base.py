@@ -127,9 +127,13 @@ class Sampler(Protocol):
         ...
 
     def state(self) -> dict[str, object]:
-        """Everything needed to go on, as msgpack-able builtins."""
+        """Everything needed to go on, for msgpack to encode: values that nothing the sampler does later changes, since
+        they are encoded beside it. What is frozen is shared, so that this is cheap.
+        """
         ...
 
     def restore(self, state: dict[str, object]) -> None:
-        """Become the sampler that returned `state`; launches in flight then are in flight now."""
+        """Become the sampler that returned `state`, which may have been encoded and decoded meanwhile; launches in
+        flight then are in flight now.
+        """
         ...

@@ -25,17 +25,15 @@ class EstimateConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prior_strength: Annotated[float, msgspec.Meta(gt=0.0)] = 4.0
 
 
-class Counts(msgspec.Struct, array_like=True, gc=False):
+class Counts(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Decayed sums: over rollouts for a problem, over visits (each a mean of its first round) for a level."""
 
     num: float = 0.0
     correct: float = 0.0
     tokens: float = 0.0
 
-    def add(self, decay: float, num: float, correct: float, tokens: float) -> None:
-        self.num = decay * self.num + num
-        self.correct = decay * self.correct + correct
-        self.tokens = decay * self.tokens + tokens
+    def plus(self, decay: float, num: float, correct: float, tokens: float) -> "Counts":
+        return Counts(decay * self.num + num, decay * self.correct + correct, decay * self.tokens + tokens)
 
 
 class EstimatesState(msgspec.Struct):
@@ -55,7 +53,7 @@ class Estimates:
         self._remembers = num_problems is not None
         self._problems: dict[str, Counts] = {}
         self._levels: dict[str, Counts] = {}
-        self._overall = Counts()
+        self._overall = NOTHING
 
     def observe(self, problem: Problem, outcome: Outcome) -> None:
         """Add a finished round with at least one judged rollout."""
@@ -63,11 +61,14 @@ class Estimates:
         if outcome.round == 0:
             # One visit, one vote: hard problems may get more rollouts, and a pooled rate would lean towards them.
             rate, length = correct / num, outcome.num_tokens / num
-            self._levels.setdefault(problem.level, Counts()).add(LEVEL_DECAY, 1, rate, length)
-            self._overall.add(LEVEL_DECAY, 1, rate, length)
+            level = self._levels.get(problem.level, NOTHING)
+            self._levels[problem.level] = level.plus(LEVEL_DECAY, 1, rate, length)
+            self._overall = self._overall.plus(LEVEL_DECAY, 1, rate, length)
         if self._remembers:
-            counts = self._problems.setdefault(problem.problem_id, Counts())
-            counts.add(self._config.decay if outcome.round == 0 else 1.0, num, correct, outcome.num_tokens)
+            counts, decay = self._problems.get(problem.problem_id, NOTHING), self._config.decay
+            self._problems[problem.problem_id] = counts.plus(
+                decay if outcome.round == 0 else 1.0, num, correct, outcome.num_tokens
+            )
 
     def pass_rate(self, problem: Problem) -> float:
         """Posterior mean, strictly between 0 and 1: Beta with the level's rate as its prior mean."""
@@ -84,8 +85,7 @@ class Estimates:
         return (strength * prior + own.tokens) / (strength + own.num)
 
     def state(self) -> EstimatesState:
-        """The live counts, for `msgspec.to_builtins` to copy at once."""
-        return EstimatesState(self._problems, self._levels, self._overall)
+        return EstimatesState(dict(self._problems), dict(self._levels), self._overall)
 
     def restore(self, state: EstimatesState) -> None:
-        self._problems, self._levels, self._overall = state.problems, state.levels, state.overall
+        self._problems, self._levels, self._overall = dict(state.problems), dict(state.levels), state.overall

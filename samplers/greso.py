@@ -1,5 +1,6 @@
 """GRESO (arXiv 2506.02177): problems that taught nothing of late are skipped before a rollout is spent on them."""
 
+from copy import copy
 from typing import Annotated, Any
 
 import msgspec
@@ -45,7 +46,7 @@ class Side(msgspec.Struct):
         self.seen = 0
 
 
-class Streak(msgspec.Struct, array_like=True, gc=False):
+class Streak(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Visits in a row without variance, all of the same kind."""
 
     is_easy: bool
@@ -105,7 +106,10 @@ class GresoSampler(RoundsSampler):
         return {"p_easy": self._state.easy.p, "p_hard": self._state.hard.p}
 
     def _rule_state(self) -> Any:
-        return self._state
+        state = self._state
+        return GresoState(copy(state.easy), copy(state.hard), dict(state.streaks), state.visits, state.offers)
 
     def _restore_rule(self, state: Any) -> None:
-        self._state = msgspec.convert(state, GresoState)
+        saved = msgspec.convert(state, GresoState)
+        streaks = dict(saved.streaks)
+        self._state = GresoState(copy(saved.easy), copy(saved.hard), streaks, saved.visits, saved.offers)

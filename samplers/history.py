@@ -143,11 +143,10 @@ class History:
         return stats
 
     def state(self) -> HistoryState:
-        """The live records, for `msgspec.to_builtins` to copy at once."""
-        return HistoryState(self.records, self._first_attempts, self._first_correct)
+        return HistoryState(dict(self.records), self._first_attempts, self._first_correct)
 
     def restore(self, state: HistoryState) -> None:
-        self.records = state.records
+        self.records = dict(state.records)
         self._first_attempts = state.first_attempts
         self._first_correct = state.first_correct
         self.num_retired = sum(r.retired for r in state.records.values())

@@ -225,14 +225,14 @@ class NeverGiveUpSampler:
 
     def state(self) -> dict[str, object]:
         in_flight, retries = list(self._in_flight.values()), list(self._retries)
-        saved = NeverGiveUpState(in_flight, retries, self._pasts, self._intake.state(), self._history.state())
-        return msgspec.to_builtins(saved)
+        saved = NeverGiveUpState(in_flight, retries, dict(self._pasts), self._intake.state(), self._history.state())
+        return msgspec.structs.asdict(saved)
 
     def restore(self, state: dict[str, object]) -> None:
         saved = msgspec.convert(state, NeverGiveUpState)
         self._in_flight = {launch.chain_id: launch for launch in saved.in_flight}
         self._retries = deque(saved.retries)
-        self._pasts = saved.pasts
+        self._pasts = dict(saved.pasts)
         self._num_in_flight = sum(x.num_rollouts for x in saved.in_flight)
         self._num_retried = sum(x.num_rollouts for x in saved.in_flight if x.round)
         self._intake.restore(saved.intake, (x.problem.problem_id for x in (*saved.in_flight, *saved.retries)))

@@ -1,6 +1,7 @@
 """Reinforce-Ada (arXiv 2510.04996): rollouts by estimated difficulty, or rounds until there is enough of a signal."""
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -86,7 +87,7 @@ class ReinforceAdaSampler(RoundsSampler):
         self._estimates.restore(msgspec.convert(state, EstimatesState))
 
 
-def balanced(rewards: list[float], keep: int) -> tuple[int, ...]:
+def balanced(rewards: Sequence[float], keep: int) -> tuple[int, ...]:
     """Indices, ascending, of `keep` rollouts (all if there are fewer): half above the mean reward, half not.
 
     A side that has too few is made up for by the other. Of each side the newest are kept, as they are the least stale;

@@ -6,6 +6,7 @@ bounded number of rounds, so they cannot crowd fresh problems out for long, and 
 """
 
 from collections import deque
+from copy import copy
 from typing import Annotated, Any
 
 import msgspec
@@ -30,8 +31,8 @@ class Chain(msgspec.Struct, gc=False):
     problem: Problem
     waiting: int = 0
     round: int = 0
-    rewards: list[float] = []
-    correct: list[bool] = []
+    rewards: tuple[float, ...] = ()
+    correct: tuple[bool, ...] = ()
 
 
 class RoundsState(msgspec.Struct, forbid_unknown_fields=True):
@@ -74,11 +75,11 @@ class RoundsSampler:
         return {}
 
     def _rule_state(self) -> Any:
-        """What the rule itself remembers, as structs or builtins."""
+        """What the rule itself remembers; like `state` it stays as it is."""
         return None
 
     def _restore_rule(self, state: Any) -> None:
-        """Take back what `_rule_state` gave, now as builtins."""
+        """Take back what `_rule_state` gave, encoded and decoded or not."""
 
     # --- the sampler ---
 
@@ -103,8 +104,8 @@ class RoundsSampler:
         if not outcome.rewards:
             self._close(chain)
             return [Decision(chain.chain_id, "drop", "unverifiable")]
-        chain.rewards.extend(outcome.rewards)
-        chain.correct.extend(outcome.correct)
+        chain.rewards += outcome.rewards
+        chain.correct += outcome.correct
         self._history.observe(chain.problem.problem_id, outcome, max(outcome.rewards))
         ruling = self._decide(chain, outcome)
         if isinstance(ruling, int):
@@ -127,13 +128,13 @@ class RoundsSampler:
         return {"open_chains": open_chains, "rounds_waiting": waiting, **self._history.stats(), **self._gauges()}
 
     def state(self) -> dict[str, object]:
-        chains, waiting = list(self._chains.values()), list(self._waiting)
+        chains, waiting = [copy(chain) for chain in self._chains.values()], list(self._waiting)
         saved = RoundsState(chains, waiting, self._intake.state(), self._history.state(), self._rule_state())
-        return msgspec.to_builtins(saved)
+        return msgspec.structs.asdict(saved)
 
     def restore(self, state: dict[str, object]) -> None:
         saved = msgspec.convert(state, RoundsState)
-        self._chains = {chain.chain_id: chain for chain in saved.chains}
+        self._chains = {chain.chain_id: copy(chain) for chain in saved.chains}
         self._waiting = deque(saved.waiting)
         self._intake.restore(saved.intake, (c.problem.problem_id for c in saved.chains))
         self._history.restore(saved.history)

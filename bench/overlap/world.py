@@ -18,6 +18,7 @@ from bench.planner.placements import Placement, Split
 from bench.planner.work import Job
 from pipeline.config import Config, parse_config
 from pipeline.coordinator.loop import Coordinator
+from pipeline.coordinator.queues import queues
 from pipeline.ledger import Ledger
 from pipeline.manifest import write_manifest
 from pipeline.messages import (
@@ -198,7 +199,7 @@ class World:
             self.coordinator.turn(0.0)
             self._coordinator_s += time.process_time() - began_s
             num_idle = 0 if self._inbox or self._advance() else num_idle + 1
-            assert num_idle < MAX_IDLE_TURNS, f"the run stands still: {self.coordinator.flow.queues()}"
+            assert num_idle < MAX_IDLE_TURNS, f"the run stands still: {queues(self.coordinator.flow)}"
         self._ledger.close()
 
     def _advance(self) -> bool:

@@ -144,7 +144,7 @@ class LaggedLoop:
                 raise RunFailed("the sampler has no problem left to launch; raise task.num_problems")
             version = self.learner.policy_version
             for result in self._roll_out([w for la in launches for w in self._book.open_round(la, version)]):
-                place = self._book.places.pop(result.rollout.attempt_id)
+                place = self._book.take(result.rollout.attempt_id)
                 unusable = result.verdict.outcome == "unknown"
                 chain = self._book.settle(place, None if unusable else result)
                 if chain is not None:
@@ -214,7 +214,7 @@ class LaggedLoop:
         evaluation = Evaluation("during", self.learner.policy_version, problems)
         work = [self._book.new_attempt(p, -1, 0, 0, "eval", tries=1) for p in evaluation.launches]
         for result in self._roll_out(work):
-            place = self._book.places.pop(result.rollout.attempt_id)
+            place = self._book.take(result.rollout.attempt_id)
             evaluation.settle(place.work.problem, None if result.verdict.outcome == "unknown" else result)
         record = evaluation.record(self._task.level_weights(), self._task.hard_levels)
         overall, hard, by_level = (record[k] for k in ("mix_pass_at_1", "hard_pass_at_1", "pass_at_1"))

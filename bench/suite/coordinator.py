@@ -17,6 +17,7 @@ from bench.suite.load_peers import Load, Report
 from pipeline.channels import ENDPOINT, RouterSocket
 from pipeline.config import Config, parse_config
 from pipeline.coordinator.loop import Coordinator
+from pipeline.coordinator.queues import queues
 from pipeline.errors import NguError
 from pipeline.ledger import Ledger
 from pipeline.messages import Stop
@@ -127,7 +128,7 @@ class CoordinatorBench(Benchmark, frozen=True):
             coordinator.turn(TURN_TIMEOUT_S)
             if time.monotonic() > deadline:
                 raise NguError(
-                    f"the peers made {coordinator.policy_version} steps in {START_S:.0f} s: {coordinator.flow.queues()}"
+                    f"the peers made {coordinator.policy_version} steps in {START_S:.0f} s: {queues(coordinator.flow)}"
                 )
         ledger.commit_s.clear()
         for _ in range(self.blocks):
@@ -175,8 +176,7 @@ def coordinated(config: Config, load: Load) -> Iterator[tuple[Coordinator, Timed
         finally:
             peers.kill()
             peers.communicate()
-            coordinator.saver.close()
-            ledger.close()
+            coordinator.close()
             sink.close()
             transport.close()
             os.chdir(before)

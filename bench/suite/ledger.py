@@ -77,9 +77,8 @@ def write(ledger: Ledger, rows: int) -> float:
     first = ledger.counts["launched"] + 1
     ledger.launch([Work(i, i // 8, 0, PROBLEMS[i % len(PROBLEMS)], SAMPLING) for i in range(first, first + rows)])
     before = range(max(first - rows, 1), first)
-    for i in before:
-        ledger.judge(Rollout(i, i // 8, 0, b"", b"", b"", SPANS, "stop", "", "", 0, 0), RIGHT)
-    ledger.end(before, "trained", 8)
+    rollouts = [Rollout(i, i // 8, 0, b"", b"", b"", SPANS, "stop", "", "", 0, 0) for i in before]
+    ledger.end_judged(rollouts, [RIGHT] * len(rollouts), "trained", 8)
     started = time.perf_counter()
     ledger.commit_turn()
     return time.perf_counter() - started

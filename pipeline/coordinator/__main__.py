@@ -65,7 +65,7 @@ def main() -> None:
         status.update(coordinator, coordinator.state)
     except Exception as e:
         # Of a crash too, after which the run goes on from its journal: what was measured in this step is in no other.
-        coordinator.record_failure(e.message if isinstance(e, NguError) else f"{type(e).__name__}: {e}")
+        coordinator.peers.record_failure(e.message if isinstance(e, NguError) else f"{type(e).__name__}: {e}")
         if isinstance(e, NguError):
             status.update(coordinator, "failed", e.message)
         raise
@@ -75,8 +75,7 @@ def main() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if exporter is not None:
             exporter.close()
-        coordinator.saver.close()
-        ledger.close()
+        coordinator.close()
         sink.close()
         transport.close()
         socket.close()

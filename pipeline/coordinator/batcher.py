@@ -70,14 +70,17 @@ class Batcher:
         return self._carry + self._total >= self._batch_size
 
     def can_take(self, cut: Cut) -> bool:
-        return self._next(cut) is not None
+        return self.ready if cut.gap is None else self._next(cut) is not None
 
     def take(self, cut: Cut = ARRIVAL) -> list[Group]:
         """The groups of the next batch; may be empty when `batch_by` is attempts. Only when `can_take`."""
         chosen = self._next(cut)
         assert chosen is not None
-        taken = {id(entry) for entry in chosen}
-        self._entries = [entry for entry in self._entries if id(entry) not in taken]
+        if cut.gap is None:
+            self._entries = self._entries[len(chosen) :]
+        else:
+            taken = {id(entry) for entry in chosen}
+            self._entries = [entry for entry in self._entries if id(entry) not in taken]
         units = sum(entry.cost for entry in chosen)
         self._total -= units
         self._carry += units - self._batch_size

@@ -5,6 +5,7 @@ socket and knows no policy.
 """
 
 from collections.abc import Sequence
+from copy import copy
 
 import msgspec
 
@@ -45,34 +46,25 @@ class OpenChain(msgspec.Struct, gc=False):
 
     chain_id: int
     problem: Problem
-    judged: list[Result]
-    round_sizes: list[int]
-    current: OpenRound | None
-    set_aside: list[Rollout] = []
+    judged: tuple[Result, ...] = ()
+    round_sizes: tuple[int, ...] = ()
+    current: OpenRound | None = None
+    set_aside: tuple[Result, ...] = ()
 
 
-class Place(msgspec.Struct, gc=False):
-    """Where an attempt's result belongs. `rollout` is set while it waits for its verdict."""
+class Place(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """Where an attempt's result belongs."""
 
     work: Work
     index: int
     tries: int
-    rollout: Rollout | None = None
-
-
-class SavedPlace(msgspec.Struct, frozen=True, array_like=True):
-    """A training attempt in flight: after a restart the same attempt is run again, under the same id."""
-
-    attempt_id: int
-    chain_id: int
-    index: int
-    tries: int
-    prefix: Prefix | None = None
 
 
 class BookState(msgspec.Struct):
+    """`places` are those of training attempts in flight: after a restart they are run again, under the same ids."""
+
     chains: list[OpenChain]
-    places: list[SavedPlace]
+    places: list[Place]
 
 
 class Book:
@@ -83,6 +75,7 @@ class Book:
         self.next_attempt_id = next_attempt_id
         self.chains: dict[int, OpenChain] = {}
         self.places: dict[int, Place] = {}
+        self.unjudged: dict[int, Rollout] = {}  # of the places that wait for a verdict
         self.num_in_flight = 0  # training attempts in rounds that have not finished, judged places included
         self.num_ended_tokens = 0  # of the judged places among them
 
@@ -91,20 +84,32 @@ class Book:
     def open_round(self, launch: Launch, policy_version: int) -> list[Work]:
         chain = self.chains.get(launch.chain_id)
         if chain is None:
-            chain = OpenChain(launch.chain_id, launch.problem, [], [], None)
-            self.chains[launch.chain_id] = chain
+            chain = self.chains[launch.chain_id] = OpenChain(launch.chain_id, launch.problem)
         assert chain.current is None, f"chain {launch.chain_id} already has a round in flight"
-        places: list[Result | None] = [None] * launch.num_rollouts
-        chain.current = OpenRound(launch.round, places, launch.num_rollouts, launch.ticket, policy_version)
-        self.num_in_flight += launch.num_rollouts
+        num = launch.num_rollouts
+        chain.current = OpenRound(launch.round, [None] * num, num, launch.ticket, policy_version)
+        self.num_in_flight += num
         assert launch.num_resumed == len(chain.set_aside), f"chain {launch.chain_id} resumes what was not set aside"
-        prefixes: list[Prefix | None] = [rollout.as_prefix() for rollout in chain.set_aside]
-        prefixes += [None] * (launch.num_rollouts - launch.num_resumed)
-        chain.set_aside = []
+        if not chain.set_aside and not self._sampling.interruption.max_tokens:  # most rounds
+            return self._open_whole(launch)
+        prefixes: list[Prefix | None] = [result.rollout.as_prefix() for result in chain.set_aside]
+        prefixes += [None] * (num - launch.num_resumed)
+        chain.set_aside = ()
         return [
             self.new_attempt(launch.problem, launch.chain_id, launch.round, i, "train", 1, prefix)
             for i, prefix in enumerate(prefixes)
         ]
+
+    def _open_whole(self, launch: Launch) -> list[Work]:
+        """The attempts of a round that continues nothing: what `new_attempt` makes, without a call for each."""
+        chain_id, round, problem = launch.chain_id, launch.round, launch.problem
+        first_id, whole, places, opened = self.next_attempt_id, self._whole, self.places, []
+        for index in range(launch.num_rollouts):
+            work = Work(first_id + index, chain_id, round, problem, whole)
+            places[first_id + index] = Place(work, index, 1)
+            opened.append(work)
+        self.next_attempt_id = first_id + launch.num_rollouts
+        return opened
 
     def new_attempt(
         self,
@@ -133,52 +138,70 @@ class Book:
 
     # --- results ---
 
+    def take(self, attempt_id: int) -> Place:
+        """The attempt ends: its place, which is no longer here."""
+        self.unjudged.pop(attempt_id, None)
+        return self.places.pop(attempt_id)
+
     def replace(self, attempt_id: int) -> Work:
         """Give the attempt's place to a new attempt."""
-        place = self.places.pop(attempt_id)
+        place = self.take(attempt_id)
         assert place.tries < MAX_TRIES
         w = place.work
         return self.new_attempt(w.problem, w.chain_id, w.round, place.index, w.purpose, place.tries + 1, w.prefix)
 
     def settle(self, place: Place, result: Result | None) -> OpenChain | None:
         """Fill a place (None leaves it empty for good); the chain, if that finished its round."""
-        chain = self.chains[place.work.chain_id]
+        work = place.work
+        chain = self.chains[work.chain_id]
         current = chain.current
-        assert current is not None and current.round == place.work.round
-        current.results[place.index] = result
-        self.num_ended_tokens += result.rollout.num_tokens if result is not None else 0
+        assert current is not None and current.round == work.round
+        if result is not None:
+            current.results[place.index] = result
+            self.num_ended_tokens += len(result.rollout.completion_ids) // 4
+            if work.prefix is not None:
+                current.num_carried += work.prefix.num_tokens
         current.num_missing -= 1
-        if result is not None and place.work.prefix is not None:
-            current.num_carried += place.work.prefix.num_tokens
-        return chain if current.num_missing == 0 else None
+        return None if current.num_missing else chain
 
     def finish_round(self, chain: OpenChain, learner_version: int) -> Outcome | None:
         """Close the round in flight; None if not one of its rollouts could be judged."""
         current = chain.current
         assert current is not None and current.num_missing == 0
-        results = [r for r in current.results if r is not None]
-        rollouts = [r.rollout for r in results]
-        verdicts = [r.verdict for r in results]
-        num_tokens = sum([rollout.num_tokens for rollout in rollouts])
+        results = tuple([r for r in current.results if r is not None])
         self.num_in_flight -= len(current.results)
-        self.num_ended_tokens -= num_tokens
         chain.current = None
         if not results:
             return None
-        chain.judged.extend(results)
-        chain.round_sizes.append(len(results))
-        versions = [v for rollout in rollouts if (v := rollout.oldest_version) is not None]
+        chain.judged += results
+        chain.round_sizes += (len(results),)
         longest = self._sampling.max_new_tokens
+        # One loop, for a round is a handful of rollouts: each comprehension costs more than what it would gather.
+        rewards, correct, truncated, lengths, versions, num_tokens = [], [], [], [], [], 0
+        for result in results:
+            rollout, verdict = result.rollout, result.verdict
+            num = num_sampled = len(rollout.completion_ids) // 4
+            num_tokens += num
+            if rollout.forced_spans:
+                num_sampled = rollout.num_sampled
+            rewards.append(verdict.reward)
+            correct.append(verdict.outcome == "correct")
+            truncated.append(rollout.finish_reason == "length")
+            lengths.append(num_sampled / longest)
+            spans = rollout.version_spans
+            if spans:
+                versions.append(spans[0].policy_version if len(spans) == 1 else rollout.oldest_version)
+        self.num_ended_tokens -= num_tokens
         return Outcome(
-            chain_id=chain.chain_id,
-            round=current.round,
-            rewards=tuple([verdict.reward for verdict in verdicts]),
-            correct=tuple([verdict.outcome == "correct" for verdict in verdicts]),
-            truncated=tuple([rollout.finish_reason == "length" for rollout in rollouts]),
-            num_tokens=num_tokens - current.num_carried,
-            oldest_version=min(versions, default=learner_version),
-            learner_version=learner_version,
-            lengths=tuple([rollout.num_sampled / longest for rollout in rollouts]),
+            chain.chain_id,
+            current.round,
+            tuple(rewards),
+            tuple(correct),
+            tuple(truncated),
+            num_tokens - current.num_carried,
+            min(versions, default=learner_version),
+            learner_version,
+            tuple(lengths),
         )
 
     def set_aside(self, chain_id: int, indices: Sequence[int]) -> None:
@@ -186,16 +209,15 @@ class Book:
         chain = self.chains[chain_id]
         gone = set(indices)
         assert min(gone) >= len(chain.judged) - chain.round_sizes[-1], "only the last round can be resumed"
-        chain.set_aside = [chain.judged[i].rollout for i in indices]
-        chain.judged = [r for i, r in enumerate(chain.judged) if i not in gone]
-        chain.round_sizes[-1] -= len(gone)
-        if not chain.round_sizes[-1]:
-            chain.round_sizes.pop()
+        chain.set_aside = tuple(chain.judged[i] for i in indices)
+        chain.judged = tuple(r for i, r in enumerate(chain.judged) if i not in gone)
+        *earlier, last = chain.round_sizes
+        chain.round_sizes = (*earlier, last - len(gone)) if last > len(gone) else tuple(earlier)
 
-    def resumed_by(self, launch: Launch) -> list[int]:
-        """The attempts that end because those of `launch` continue them."""
+    def resumed_by(self, launch: Launch) -> tuple[Result, ...]:
+        """What ends because attempts of `launch` continue it."""
         chain = self.chains.get(launch.chain_id)
-        return [r.attempt_id for r in chain.set_aside] if chain is not None else []
+        return chain.set_aside if chain is not None else ()
 
     # --- closing ---
 
@@ -209,43 +231,37 @@ class Book:
     # --- checkpoints ---
 
     def state(self) -> BookState:
-        places = [
-            SavedPlace(attempt_id, place.work.chain_id, place.index, place.tries, place.work.prefix)
-            for attempt_id, place in self.places.items()
-            if place.work.purpose == "train"
-        ]
-        return BookState(list(self.chains.values()), places)
+        """What later changes of the book leave as it is; results are shared, not copied."""
+        chains = [copy(chain) for chain in self.chains.values()]
+        for chain in chains:
+            if (current := chain.current) is not None:
+                chain.current = copy(current)
+                chain.current.results = current.results.copy()
+        return BookState(chains, [place for place in self.places.values() if place.work.purpose == "train"])
 
     def restore(self, state: BookState) -> None:
-        """Take the saved chains and the attempts in flight for them over; what waited for a verdict runs again."""
+        """Take over the chains and the attempts in flight for them; what waited for a verdict runs again."""
         self.chains = {c.chain_id: c for c in state.chains}
         self.num_in_flight = sum(len(r.results) for r in self.open_rounds)
         judged = [result for r in self.open_rounds for result in r.results if result is not None]
         self.num_ended_tokens = sum(result.rollout.num_tokens for result in judged)
-        for saved in state.places:
-            chain = self.chains[saved.chain_id]
-            assert chain.current is not None
-            work = self._work(
-                saved.attempt_id, chain.chain_id, chain.current.round, chain.problem, "train", saved.prefix
-            )
-            self.places[saved.attempt_id] = Place(work, saved.index, saved.tries)
+        self.places = {place.work.attempt_id: place for place in state.places}
 
-    def judged_attempts(self) -> list[int]:
-        """Ids of the attempts that open chains hold results of, or set aside."""
-        held = [r for c in self.chains.values() for r in c.judged]
-        held += [r for c in self.chains.values() if c.current for r in c.current.results if r is not None]
-        set_aside = [r.attempt_id for c in self.chains.values() for r in c.set_aside]
-        return [r.rollout.attempt_id for r in held] + set_aside
+    def results(self) -> list[Result]:
+        """What open chains hold of judged attempts, or have set aside."""
+        held = [r for c in self.chains.values() for r in (*c.judged, *c.set_aside)]
+        return held + [r for c in self.chains.values() if c.current for r in c.current.results if r is not None]
 
 
 def make_group(chain: OpenChain, keep: tuple[int, ...]) -> Group:
-    kept = [chain.judged[i] for i in keep]
-    return Group(
-        chain_id=chain.chain_id,
-        problem=chain.problem,
-        rollouts=tuple([r.rollout for r in kept]),
-        verdicts=tuple([r.verdict for r in kept]),
-        draw_indices=keep,
-        chain_rewards=tuple([r.verdict.reward for r in chain.judged]),
-        round_sizes=tuple(chain.round_sizes),
-    )
+    rollouts, verdicts = [], []
+    for index in keep:
+        result = chain.judged[index]
+        rollouts.append(result.rollout)
+        verdicts.append(result.verdict)
+    rewards = tuple([result.verdict.reward for result in chain.judged])
+    return Group(chain.chain_id, chain.problem, tuple(rollouts), tuple(verdicts), keep, rewards, chain.round_sizes)
+
+
+def results_of(groups: Sequence[Group]) -> list[Result]:
+    return [Result(r, v) for group in groups for r, v in zip(group.rollouts, group.verdicts, strict=True)]

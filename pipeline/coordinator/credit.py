@@ -61,20 +61,24 @@ class CreditQueue(Generic[T]):
             del self._held[item_id]
         return held
 
-    def done(self, item_ids: Iterable[int], name: str | None = None) -> list[bool]:
-        """Return the credit of finished items; says of each whether a peer, or the one named, held it."""
+    def done(self, item_id: int, name: str) -> bool:
+        """Return the credit of an item that peer `name` has finished; False if it does not hold it."""
+        peer, _ = self._held.get(item_id, _NOBODY)
+        if peer is None or peer.name != name:
+            return False
+        del self._held[item_id]
+        peer.free += 1
+        self._roomy.add(peer)
+        return True
+
+    def all_done(self, item_ids: Iterable[int]) -> None:
+        """Return the credit of finished items, whoever holds them."""
         held, roomy = self._held, self._roomy
-        found = []
         for item_id in item_ids:
-            peer, _ = held.get(item_id, _NOBODY)
-            if peer is None or (name is not None and peer.name != name):
-                found.append(False)
-                continue
-            del held[item_id]
-            peer.free += 1
-            roomy.add(peer)
-            found.append(True)
-        return found
+            peer, _ = held.pop(item_id, _NOBODY)
+            if peer is not None:
+                peer.free += 1
+                roomy.add(peer)
 
     def assign(self) -> dict[str, list[T]]:
         """Move waiting items to peers with free slots; returns what each peer is to be sent."""
@@ -84,6 +88,8 @@ class CreditQueue(Generic[T]):
             return out
         # The most free slots first; among equals whoever joined first.
         queue = [(-peer.free, peer.order, peer) for peer in self._roomy if peer.free > 0]
+        if len(queue) == 1:  # as a run's only verifier
+            return self._assign_to(queue[0][2])
         heapq.heapify(queue)
         while waiting and queue:
             peer = queue[0][2]
@@ -101,6 +107,18 @@ class CreditQueue(Generic[T]):
                 self._roomy.discard(peer)
         return out
 
+    def _assign_to(self, peer: _Peer) -> dict[str, list[T]]:
+        waiting, held = self._waiting, self._held
+        items = []
+        for _ in range(min(peer.free, len(waiting))):
+            item_id, item = waiting.popleft()
+            held[item_id] = (peer, item)
+            items.append(item)
+        peer.free -= len(items)
+        if not peer.free:
+            self._roomy.discard(peer)
+        return {peer.name: items}
+
     def clear(self) -> None:
         """Forget the items that wait."""
         self._waiting.clear()
@@ -112,7 +130,7 @@ class CreditQueue(Generic[T]):
         for item_id in item_ids:
             if (holding := self._held.get(item_id)) is not None:
                 cancelled.setdefault(holding[0].name, []).append(item_id)
-                self.done([item_id])
+                self.all_done([item_id])
         return cancelled
 
     def held_by(self, name: str) -> int:

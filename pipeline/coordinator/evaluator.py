@@ -131,5 +131,5 @@ class Evaluator:
         for queue in (flow.work, flow.eval_work, flow.jobs):
             queue.discard(gone)
         for attempt_id in gone:
-            del flow.book.places[attempt_id]
+            flow.book.take(attempt_id)
         flow.evaluation = None

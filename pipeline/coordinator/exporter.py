@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from pipeline.config import TelemetryConfig
 from pipeline.coordinator.loop import Coordinator
+from pipeline.coordinator.queues import queues
 from pipeline.errors import ConfigError
 from pipeline.ledger import FATES
 
@@ -79,11 +80,11 @@ def _now(coordinator: Coordinator) -> list[Metric]:
     tally, guard = coordinator.tally, coordinator.flow.starvation.gauges()
     resident, free = (tally.host.get(f"host/{name}") for name in ("resident_bytes", "disk_free_bytes"))
     now = coordinator.clock()
-    silence = {name: now - heard for name, heard in coordinator.last_heard.items()}
-    engines = {n: s["slots_used"] for n, s in coordinator.peer_stats.items() if "slots_used" in s}
+    silence = {name: now - heard for name, heard in coordinator.peers.last_heard.items()}
+    engines = {n: s["slots_used"] for n, s in coordinator.peers.stats.items() if "slots_used" in s}
     answers = {
         (name, quantile): said[f"child_{quantile}_ms"] / 1000
-        for name, said in coordinator.peer_stats.items()
+        for name, said in coordinator.peers.stats.items()
         for quantile in ("p50", "p99")
         if "child_p99_ms" in said
     }
@@ -92,7 +93,7 @@ def _now(coordinator: Coordinator) -> list[Metric]:
         _gauge("ngu_state", "1 for the state and mode that the run is in.", (("state", "mode"), state)),
         _gauge("ngu_policy_version", "Optimizer steps taken.", coordinator.policy_version),
         _gauge("ngu_attempts_open", "Training attempts that have not ended.", coordinator.ledger.num_open),
-        _gauge("ngu_queue_items", "What waits or runs, by queue.", _by("queue", coordinator.flow.queues())),
+        _gauge("ngu_queue_items", "What waits or runs, by queue.", _by("queue", queues(coordinator.flow))),
         _gauge("ngu_engine_slots_used", "Rollouts that an engine runs.", _by("engine", engines)),
         _gauge("ngu_verifier_seconds", "Time of an answer in a child process.", (("verifier", "quantile"), answers)),
         _gauge("ngu_peer_silence_seconds", "Time since a process was last heard.", _by("peer", silence)),

@@ -9,19 +9,18 @@ import msgspec
 from pipeline import staleness
 from pipeline.config import Config
 from pipeline.coordinator.batcher import Batcher, Cut
-from pipeline.coordinator.book import MAX_TRIES, Book, OpenChain, Place, Result, make_group
+from pipeline.coordinator.book import MAX_TRIES, Book, OpenChain, Place, Result, make_group, results_of
 from pipeline.coordinator.credit import CreditQueue
 from pipeline.coordinator.evaluation import Evaluation
-from pipeline.coordinator.journal import Journal, Proposed, Replaced, Settled, Stepped, Taken
-from pipeline.coordinator.starvation import MIN_ROUNDS, StarvationGuard
+from pipeline.coordinator.journal import Emptied, Journal, Judged, Proposed, Replaced, Stepped, Taken
+from pipeline.coordinator.starvation import Famine, StarvationGuard
 from pipeline.coordinator.tally import Tally
 from pipeline.errors import RunFailed, WireError
 from pipeline.ledger import Fate, Ledger
-from pipeline.messages import AttemptFailed, Group, Judgement, Purpose, Rollout, Verdict, VerifyJob, Work
+from pipeline.messages import AttemptFailed, Group, Judgement, Rollout, Verdict, VerifyJob, Work
 from pipeline.soundness import check_rollout
 from samplers.base import Launch, Sampler
 
-STARVED_BATCHES = 3
 # A run ends when so many attempts for each slot of the engines came to nothing and not one between them was judged: the
 # rest of its budget would go the same way, and without `max_rollouts` it would never end.
 MAX_FUTILE_PER_SLOT = 16
@@ -30,8 +29,8 @@ MAX_FUTILE_PER_SLOT = 16
 class AttemptFlow:
     """Every attempt from its launch to its one end.
 
-    What changes the books is journaled first and then done by a method of its own (`propose`, `settle`, `replace`,
-    `cut_batch`), which a recovery calls again.
+    What changes the books is journaled first and then done by a method of its own (`propose`, `settle`, `leave_empty`,
+    `replace`, `cut_batch`), which a recovery calls again.
     """
 
     def __init__(self, config: Config, sampler: Sampler, ledger: Ledger, tally: Tally, journal: Journal):
@@ -52,7 +51,7 @@ class AttemptFlow:
         self.vocab_size = 0  # of the model, once the learner has said it
         self.num_unsound: Counter[str] = Counter()  # rollouts in a row, by engine
         self.is_holding = False  # nothing is launched until what was launched before is trained
-        self._num_empty = self._num_barren = 0  # batches in a row without a group, and the rounds in them
+        self._famine = Famine()
         self._num_futile = 0  # places in a row that stayed empty
 
     # --- launching ---
@@ -83,7 +82,7 @@ class AttemptFlow:
         for launch in launches:
             self.tally.launched(launch)
             if launch.num_resumed:
-                self._end(self.book.resumed_by(launch), "continued")
+                self._end_judged(self.book.resumed_by(launch), "continued")
             opened = self.book.open_round(launch, self.policy_version)
             self.ledger.launch(opened)
             self.work.put_all([(work.attempt_id, work) for work in opened])
@@ -107,20 +106,23 @@ class AttemptFlow:
         """
         taken: list[Rollout] = []
         jobs: list[tuple[int, VerifyJob]] = []
-        num_carried = 0
+        unjudged, num_carried = self.book.unjudged, 0
         for name, rollouts in arrived:
-            for rollout, place in zip(rollouts, self._back(name, [r.attempt_id for r in rollouts]), strict=True):
-                if place is None or not self._is_sound(name, rollout, place.work, are_sound):
+            for rollout in rollouts:
+                attempt_id = rollout.attempt_id
+                place = self._back(name, attempt_id)
+                if place is None or not self._is_sound(name, rollout, work := place.work, are_sound):
                     continue
-                if place.rollout is not None:  # it was sent twice
+                if attempt_id in unjudged:  # it was sent twice
                     continue
                 if rollout.engine_id != name:  # figures by engine would be under a name that somebody made up
                     rollout = msgspec.structs.replace(rollout, engine_id=name)
-                place.rollout, work = rollout, place.work
+                unjudged[attempt_id] = rollout
                 taken.append(rollout)
-                num_carried += work.prefix.num_tokens if work.prefix is not None else 0
-                job = VerifyJob(rollout.attempt_id, work.problem, rollout.text, rollout.finish_reason == "length")
-                jobs.append((rollout.attempt_id, job))
+                if work.prefix is not None:
+                    num_carried += work.prefix.num_tokens
+                job = VerifyJob(attempt_id, work.problem, rollout.text, rollout.finish_reason == "length")
+                jobs.append((attempt_id, job))
         self.tally.rollouts(taken, num_carried)
         self.jobs.put_all(jobs)
 
@@ -135,61 +137,67 @@ class AttemptFlow:
             self.num_unsound.pop(name, None)
         return True
 
-    def _back(self, name: str, attempt_ids: Sequence[int]) -> list[Place | None]:
-        """The places of attempts that engine `name` gives back, and its slots with them; None where it has no such
+    def _back(self, name: str, attempt_id: int) -> Place | None:
+        """The place of an attempt that engine `name` gives back, and its slot with it; None where it has no such
         attempt.
 
         It may have had it: an engine that was thought lost, or told too late that its work was cancelled.
         """
-        has, places = self.work.done(attempt_ids, name), self.book.places
-        if all(has):
-            return [places.get(attempt_id) for attempt_id in attempt_ids]
-        return [
-            places.get(attempt_id) if is_here or self._is_evaluated_by(name, attempt_id) else None
-            for is_here, attempt_id in zip(has, attempt_ids, strict=True)
-        ]
-
-    def _is_evaluated_by(self, name: str, attempt_id: int) -> bool:
-        if self.eval_work.done([attempt_id], name) == [True]:
-            return True
+        if self.work.done(attempt_id, name) or self.eval_work.done(attempt_id, name):
+            return self.book.places.get(attempt_id)
         if attempt_id in self.book.places:
             self.tally.refused("not_held", f"{name}: attempt {attempt_id} is with another")
         else:
             self.tally.count("late_rollouts")
-        return False
+        return None
 
     def on_verdicts(self, judgements: Sequence[Judgement]) -> None:
-        self.jobs.done([judgement.attempt_id for judgement in judgements])
+        """Of one message: all that could be judged first, then what is launched again."""
+        places, unjudged, is_finite = self.book.places, self.book.unjudged, math.isfinite
+        self.jobs.all_done([judgement.attempt_id for judgement in judgements])
+        trained: list[Result] = []
+        evaluated: list[Result] = []
+        others: list[Judgement] = []
+        outcomes: list[str] = []
         for judgement in judgements:
-            self._on_verdict(judgement.attempt_id, judgement.verdict)
+            attempt_id, verdict = judgement.attempt_id, judgement.verdict
+            if (rollout := unjudged.pop(attempt_id, None)) is None:
+                continue
+            if is_finite(verdict.reward):
+                outcomes.append(verdict.outcome)
+                if verdict.outcome != "unknown":
+                    purpose = places[attempt_id].work.purpose
+                    (trained if purpose == "train" else evaluated).append(Result(rollout, verdict))
+                    continue
+            others.append(judgement)
+        unknown_frac = self.tally.verdicts(outcomes)
+        if trained:
+            self.journal.write(Judged(trained))
+        if trained or evaluated:
+            self._num_futile = 0
+            self.settle(trained + evaluated)
+        for judgement in others:
+            self._on_no_verdict(judgement.attempt_id, judgement.verdict, unknown_frac)
 
-    def _on_verdict(self, attempt_id: int, verdict: Verdict) -> None:
-        place = self.book.places.get(attempt_id)
-        if place is None or place.rollout is None:
-            return
+    def _on_no_verdict(self, attempt_id: int, verdict: Verdict, unknown_frac: float | None) -> None:
         try:
             verdict.check()
         except WireError as e:
             self._refuse(attempt_id, e, "the verifier")
             return
-        unknown_frac = self.tally.verdict(verdict)
-        if unknown_frac:
+        if unknown_frac is not None:
             self._watch_unknown(unknown_frac, verdict)
-        if verdict.outcome == "unknown":
-            self.fail(attempt_id, verdict.detail)
-            return
-        self._num_futile = 0
-        self._conclude(attempt_id, place.work.purpose, Result(place.rollout, verdict))
+        self.fail(attempt_id, verdict.detail)
 
     def on_attempt_failed(self, name: str, message: AttemptFailed) -> None:
-        if self._back(name, [message.attempt_id]) == [None]:
+        if self._back(name, message.attempt_id) is None:
             return
         if message.retryable:
             self.tally.count("error/engine")
             self.fail(message.attempt_id, message.reason)
             return
         self.tally.warn(message.reason)
-        self._leave_empty(message.attempt_id, message.reason)
+        self._give_up(message.attempt_id, message.reason)
 
     def _refuse(self, attempt_id: int, error: WireError, sender: str) -> None:
         self.tally.refused(error.kind, f"{sender}: {error.message}")
@@ -214,12 +222,15 @@ class AttemptFlow:
         if purpose == "train":
             self.ledger.end(attempt_ids, fate, self.policy_version)
 
+    def _end_judged(self, results: Sequence[Result], fate: Fate) -> None:
+        self.ledger.end_judged([r.rollout for r in results], [r.verdict for r in results], fate, self.policy_version)
+
     def fail(self, attempt_id: int, reason: str) -> None:
         """End an attempt as failed and put a new one in its place, or leave the place empty after too many tries."""
         place = self.book.places[attempt_id]
         if place.tries >= MAX_TRIES:
             self.tally.warn(f"{place.work.problem.problem_id}: no usable rollout after many tries ({reason})")
-            self._leave_empty(attempt_id, reason)
+            self._give_up(attempt_id, reason)
             return
         if place.work.purpose == "train":
             self.journal.write(Replaced(attempt_id, self.book.next_attempt_id))
@@ -229,7 +240,7 @@ class AttemptFlow:
         self._end([attempt_id], "failed", self.book.places[attempt_id].work.purpose)
         self.queue(self.book.replace(attempt_id), urgent=True)
 
-    def _leave_empty(self, attempt_id: int, reason: str) -> None:
+    def _give_up(self, attempt_id: int, reason: str) -> None:
         """The attempt's place gets no result."""
         self._num_futile += 1
         if self._num_futile >= MAX_FUTILE_PER_SLOT * max(self.work.num_slots, 1):
@@ -237,26 +248,26 @@ class AttemptFlow:
                 f"none of the last {self._num_futile} attempts could be run and judged (last: {reason}); mend that "
                 "and start again"
             )
-        self._conclude(attempt_id, self.book.places[attempt_id].work.purpose, None)
+        if self.book.places[attempt_id].work.purpose == "train":
+            self.journal.write(Emptied(attempt_id))
+        self.leave_empty(attempt_id)
 
-    def _conclude(self, attempt_id: int, purpose: Purpose, result: Result | None) -> None:
-        if purpose == "train":
-            self.journal.write(Settled(attempt_id, result))
-        self.settle(attempt_id, result)
+    def leave_empty(self, attempt_id: int) -> None:
+        place = self.book.take(attempt_id)
+        self._end([attempt_id], "failed", place.work.purpose)
+        self._settle(place, None)
 
-    def settle(self, attempt_id: int, result: Result | None) -> None:
-        """An attempt has its result, or (None) its place stays empty."""
-        place = self.book.places.pop(attempt_id)
+    def settle(self, results: Sequence[Result]) -> None:
+        """Attempts have their results."""
+        take = self.book.take
+        for result in results:
+            self._settle(take(result.rollout.attempt_id), result)
+
+    def _settle(self, place: Place, result: Result | None) -> None:
         if place.work.purpose == "eval":
             if self.evaluation is not None:  # None: the run was stopped in the middle of it
                 self.evaluation.settle(place.work.problem, result)
-            return
-        if result is None:
-            self._end([attempt_id], "failed")
-        else:
-            self.ledger.judge(result.rollout, result.verdict)
-        chain = self.book.settle(place, result)
-        if chain is not None:
+        elif (chain := self.book.settle(place, result)) is not None:
             self._finish_round(chain)
 
     def _finish_round(self, chain: OpenChain) -> None:
@@ -267,7 +278,8 @@ class AttemptFlow:
             self.sampler.abandon(chain.chain_id)
             self._close_chain(chain.chain_id, "failed")
             return
-        self.tally.round(chain.problem.level, outcome, [r.rollout for r in chain.judged[-len(outcome.rewards) :]])
+        num_judged = len(outcome.rewards)
+        self.tally.round(chain.problem.level, outcome, [r.rollout for r in chain.judged[-num_judged:]])
         group: Group | None = None
         for decision in self.sampler.observe(outcome):
             self.tally.count(f"decision/{decision.reason}")
@@ -276,19 +288,17 @@ class AttemptFlow:
                 group = make_group(closed, decision.keep)
                 if len(decision.keep) < len(closed.judged):
                     kept = set(decision.keep)
-                    left_out = [r.rollout.attempt_id for i, r in enumerate(closed.judged) if i not in kept]
-                    self._end(left_out, "filtered")
+                    self._end_judged([r for i, r in enumerate(closed.judged) if i not in kept], "filtered")
             elif decision.action == "drop":
                 self._close_chain(decision.chain_id, "given_up" if decision.reason == "gave_up" else "filtered")
             elif decision.resume:
                 self.book.set_aside(decision.chain_id, decision.resume)
         num_trained = len(group.rollouts) if group is not None else 0
         self.starvation.round(outcome.truncated, num_trained, self.config.staleness.max_lag)
-        self.batcher.add_round(len(outcome.rewards), group, finished.ticket, finished.version)
+        self.batcher.add_round(num_judged, group, finished.ticket, finished.version)
 
     def _close_chain(self, chain_id: int, fate: Fate) -> None:
-        chain = self.book.close_chain(chain_id)
-        self._end([r.rollout.attempt_id for r in chain.judged], fate)
+        self._end_judged(self.book.close_chain(chain_id).judged, fate)
 
     # --- batches ---
 
@@ -301,34 +311,18 @@ class AttemptFlow:
         self.journal.write(Taken())
         return self.cut_batch()
 
-    def num_launched(self, groups: list[Group]) -> int:
-        """`Batch.num_attempts` of a batch of these groups."""
-        learner = self.config.learner
-        return learner.batch_size if learner.batch_by == "attempts" else sum(group.num_attempts for group in groups)
-
     def cut_batch(self) -> list[Group]:
         """The first full batch that holds anything to train, its groups judged for staleness now."""
         while (cut := self._cut()) is not None and self.batcher.can_take(cut):
             groups = [kept for g in self.batcher.take(cut) if (kept := self._admit(g)) is not None]
+            warning = self._famine.taken(len(groups), self.batcher.num_rounds_taken)
             if groups:
-                self._num_empty = self._num_barren = 0
                 return groups
             self.batcher.consumed()
             self.tally.count("empty_batches")
-            was_starved = self._is_starved
-            self._num_empty += 1
-            self._num_barren += self.batcher.num_rounds_taken
-            if self._is_starved and not was_starved:
-                self.tally.warn(
-                    f"{self._num_empty} batches in a row held nothing to train on: every group was all right, all "
-                    "wrong or stale, so the learner starves; change the problems, max_new_tokens or the sampler"
-                )
+            if warning:
+                self.tally.warn(warning)
         return []
-
-    @property
-    def _is_starved(self) -> bool:
-        """A round larger than a batch leaves batches empty behind it, so rounds have to be many as well."""
-        return self._num_empty >= STARVED_BATCHES and self._num_barren >= MIN_ROUNDS
 
     def _cut(self) -> Cut | None:
         """How the next batch is cut; None while something runs that would be too old for the batch after it.
@@ -353,9 +347,9 @@ class AttemptFlow:
         admitted = staleness.admit(group, self.policy_version, rule.max_lag, rule.policy)
         if admitted is not group:
             kept = {r.attempt_id for r in admitted.rollouts} if admitted is not None else set()
-            left_out = [r for r in group.rollouts if r.attempt_id not in kept]
-            self._end([r.attempt_id for r in left_out], "stale")
-            self.tally.stale(group.problem.level, left_out)
+            left_out = [result for result in results_of([group]) if result.rollout.attempt_id not in kept]
+            self._end_judged(left_out, "stale")
+            self.tally.stale(group.problem.level, [result.rollout for result in left_out])
         return admitted
 
     def trained(self, groups: tuple[Group, ...], metrics: Mapping[str, float]) -> None:
@@ -376,42 +370,16 @@ class AttemptFlow:
                 f"{floor:g}; nothing is launched until what was launched before is trained"
             )
         self.is_holding |= holds
-        self._end([r.attempt_id for group in groups for r in group.rollouts], "trained")
+        rollouts, verdicts = [r for g in groups for r in g.rollouts], [v for g in groups for v in g.verdicts]
+        self.ledger.end_judged(rollouts, verdicts, "trained", self.policy_version)
         self.tally.trained(groups)
         self.batcher.consumed()
 
-    def untrained(self) -> dict[str, float]:
-        """What stands between launch and learner now, the batch in training left out: attempts that engines run;
-        attempts that ended and whose verdict or siblings are awaited, and the tokens of those judged; what waits to be
-        trained, in batches. The lag model (`bench.lag_model`) takes it at each new version. An evaluation's rollouts
-        count only where engines run them.
-        """
-        num_eval = self.evaluation.num_missing if self.evaluation is not None else 0
-        unjudged = len(self.book.places) - num_eval
-        held = self.jobs.num_waiting + self.jobs.num_held
-        ended = max(self.book.num_in_flight - unjudged, 0) + held
-        return {
-            "running": self.work.num_held,
-            "ended": ended,
-            "ended_tokens": self.book.num_ended_tokens,
-            "batches": self.batcher.num_untaken / self.config.learner.batch_size,
-        }
-
-    def queues(self) -> dict[str, int]:
-        return {
-            "launch": self.work.num_waiting,
-            "in_flight": self.work.num_held,
-            "verify": self.jobs.num_waiting + self.jobs.num_held,
-            "open_chains": len(self.book.chains),
-            "groups": len(self.batcher.groups),
-        }
-
     # --- leaving and coming back ---
 
-    def waiting_attempts(self) -> list[int]:
-        """Attempts that are judged and wait for their chain to close or their group to be trained."""
-        groups = [*self.batcher.groups, *(g for batch in self.pending for g in batch)]
-        return [r.attempt_id for g in groups for r in g.rollouts] + self.book.judged_attempts()
+    def waiting(self) -> list[Result]:
+        """What is judged and waits for its chain to close or its group to be trained."""
+        return results_of([*self.batcher.groups, *(g for batch in self.pending for g in batch)]) + self.book.results()
 
     def requeue_in_flight(self) -> None:
         """After a recovery: the attempts that nobody finished are run again."""
@@ -423,9 +391,10 @@ class AttemptFlow:
         flying = {a: p.work.purpose for a, p in self.book.places.items()}
         self.jobs.discard(set(flying))
         self.book.places.clear()
+        self.book.unjudged.clear()
         self._end([a for a, purpose in flying.items() if purpose == "train"], "cancelled")
         return self.work.discard(set(flying))
 
     def cancel_waiting(self) -> None:
         """The run is finished: what was never trained will not be."""
-        self._end(self.waiting_attempts(), "cancelled")
+        self._end_judged(self.waiting(), "cancelled")

@@ -24,7 +24,7 @@ class Guards:
             self._on_memory()
         if time.monotonic() >= self._engines_due:
             self._engines_due = time.monotonic() + PERIOD_S
-            self._coordinator.lose_dead_engines()
+            self._coordinator.peers.lose_dead_engines()
         if jump_s := self._clock.jump_s():
             self._warn(f"the wall clock jumped by {jump_s:+.0f} s, or the machine slept: times on record jump with it")
         host = {"resident_bytes": self._memory.resident_bytes, "disk_free_bytes": self._disk.free_bytes}

@@ -27,7 +27,7 @@ from pipeline.coordinator.book import Result
 NUM_KEPT = 2  # the checkpoints; the oldest of them needs its own segment and those of the newer ones
 # A run that saves no checkpoints would else write every rollout of its life here, and repeat them all after a crash.
 MAX_SEGMENT_BYTES = 1 << 30
-FRAME_ENTRIES = 256  # bounds the buffer that a frame is made in
+FRAME_ITEMS = 256  # entries, or results in them; bounds the buffer that a frame is made in
 _HEADER = struct.Struct("<IQ")
 
 
@@ -44,11 +44,16 @@ class Proposed(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="prop
     num_attempts: int
 
 
-class Settled(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="settled"):
-    """An attempt was judged, or (None) its place stays empty."""
+class Judged(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="judged"):
+    """Attempts were judged, in this order."""
+
+    results: list[Result]
+
+
+class Emptied(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="emptied"):
+    """An attempt's place gets no result."""
 
     attempt_id: int
-    result: Result | None
 
 
 class Replaced(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="replaced"):
@@ -69,7 +74,7 @@ class Stepped(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="stepp
     lag_mean: float = 0.0
 
 
-Entry = Configured | Proposed | Settled | Replaced | Taken | Stepped
+Entry = Configured | Proposed | Judged | Emptied | Replaced | Taken | Stepped
 
 _encode_into = msgspec.msgpack.Encoder().encode_into
 _decode = msgspec.msgpack.Decoder(list[Entry]).decode
@@ -99,8 +104,15 @@ class Journal:
             fd = os.open(self._path(self.serial), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
             self._file = weakref.finalize(self, os.close, fd), fd
         _, fd = self._file
-        for first in range(0, len(self._entries), FRAME_ENTRIES):
-            self._write_frame(fd, self._entries[first : first + FRAME_ENTRIES])
+        frame, size = [], 0
+        for entry in self._entries:
+            frame.append(entry)
+            size += len(entry.results) if isinstance(entry, Judged) else 1
+            if size >= FRAME_ITEMS:
+                self._write_frame(fd, frame)
+                frame, size = [], 0
+        if frame:
+            self._write_frame(fd, frame)
         self._num_bytes = os.lseek(fd, 0, os.SEEK_CUR)
         self._entries.clear()
 

@@ -11,7 +11,7 @@ import msgspec
 
 from pipeline.checkpoints import partial_dir, remove_partial
 from pipeline.coordinator.flow import AttemptFlow
-from pipeline.messages import Batch, Save, SetLearningRate, Stop
+from pipeline.messages import Batch, Group, Save, SetLearningRate, Stop
 
 # To free the thousands of rollouts of many batches at once would hold a turn up.
 FREED_A_STEP = 2
@@ -100,7 +100,12 @@ class Lineage:
             return []
         every = self._flow.config.daemon.checkpoint_every_steps
         checkpoint = bool(every) and (self._flow.policy_version + 1) % every == 0
-        return [self._give(Batch(tuple(groups), self._flow.num_launched(groups), checkpoint))]
+        return [self._give(Batch(tuple(groups), self._num_launched(groups), checkpoint))]
+
+    def _num_launched(self, groups: list[Group]) -> int:
+        """`Batch.num_attempts` of a batch of these groups."""
+        learner = self._flow.config.learner
+        return learner.batch_size if learner.batch_by == "attempts" else sum(group.num_attempts for group in groups)
 
     def _give(self, batch: Batch) -> Batch:
         self.training, self._lr = batch, self._flow.config.learner.lr

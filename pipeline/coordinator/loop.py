@@ -7,43 +7,39 @@ and only then send. Nothing here blocks and nothing waits for a particular peer,
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
 from pipeline import tracing
-from pipeline.channels import Transport, Unreadable
+from pipeline.channels import Transport
 from pipeline.checkpoints import Snapshot
 from pipeline.config import Config, dump_config
+from pipeline.coordinator.book import results_of
 from pipeline.coordinator.evaluation import Phase
 from pipeline.coordinator.evaluator import Evaluator
 from pipeline.coordinator.flow import AttemptFlow
 from pipeline.coordinator.journal import Configured, Journal
 from pipeline.coordinator.lineage import Lineage
+from pipeline.coordinator.peers import Peers
+from pipeline.coordinator.queues import queues
 from pipeline.coordinator.records import Records
 from pipeline.coordinator.recovery import recover
-from pipeline.coordinator.rotation import Rotation
 from pipeline.coordinator.saving import Saver
 from pipeline.coordinator.starvation import relieved
 from pipeline.coordinator.tally import Tally
-from pipeline.errors import RunFailed, WireError
-from pipeline.guards import is_process
 from pipeline.ledger import Ledger
 from pipeline.messages import (
-    PROTOCOL_VERSION,
     AttemptFailed,
     BatchRequest,
     Cancel,
     Heartbeat,
     Hello,
-    Identify,
     Judgements,
     Leave,
     NewWeights,
     PeerFailed,
     PeerWarning,
-    PublishAgain,
-    Role,
+    Rollout,
     Rollouts,
     SetLearningRate,
     StepDone,
@@ -56,7 +52,7 @@ from pipeline.messages import (
 )
 from pipeline.metrics import MetricSink
 from pipeline.rundir import write_config
-from pipeline.soundness import are_sound, check
+from pipeline.soundness import are_sound
 from pipeline.tasks.base import TaskSource
 from samplers.base import Sampler
 from samplers.registry import make_sampler
@@ -64,13 +60,6 @@ from samplers.registry import make_sampler
 State = Literal["starting", "evaluating", "training", "stopping", "finished", "stopped"]
 # `pause` starts nothing new; `drain` launches nothing new, but trains the batches that what runs still fills.
 Mode = Literal["run", "pause", "drain"]
-
-
-MAX_UNSOUND = 8
-
-
-def _is_rollouts(received: tuple[str, Any]) -> bool:
-    return isinstance(received[1], Rollouts)
 
 
 class Coordinator:
@@ -98,20 +87,17 @@ class Coordinator:
         self.journal = Journal(run_dir / "journal")
         self.flow = AttemptFlow(config, sampler, ledger, self.tally, self.journal)
         self.evaluator = Evaluator(self.flow, task)
-        self.peer_stats: dict[str, dict[str, float]] = {}
-        self.records = Records(sink, self.flow, self.peer_stats)
+        stats: dict[str, dict[str, float]] = {}  # of the peers
+        self.records = Records(sink, self.flow, stats)
         self.saver = Saver(run_dir, executor)
         self.state: State = "starting"
         self.mode: Mode = "run"
         self.save_requested = False
         self._saves_last = False  # what is being saved is the closing checkpoint
         self.stop_requested = False
-        self.peers: dict[str, Hello] = {}
-        self.last_heard: dict[str, float] = {}  # from a peer's first word after Hello on: it loads its model in between
-        self.rotation = Rotation(clock)
-        self.dismissed: set[str] = set()  # engines, by boot id
         self.weights: WeightsNotice | None = None
         self.lineage = Lineage(run_dir, self.flow)
+        self.peers = Peers(self.flow, self.evaluator, self.lineage, self.records, stats, clock, self._say)
         self.resumed = False
         self.outbox: list[tuple[str, Any]] = []
         self._are_sound = False  # the arrays of the rollouts that the turn has received
@@ -140,18 +126,22 @@ class Coordinator:
         with tracing.span("turn", received=len(received)):
             self._take_turn(received)
         if tracing.is_on():
-            tracing.counter("queues", self.flow.queues() | {"batches": self.flow.batcher.num_batches})
+            tracing.counter("queues", queues(self.flow) | {"batches": self.flow.batcher.num_batches})
 
     def _take_turn(self, received: list[tuple[str, Any]]) -> None:
-        rollouts = [r for _, message in received if isinstance(message, Rollouts) for r in message.rollouts]
+        rollouts = [r for _, message in received if type(message) is Rollouts for r in message.rollouts]
         self._are_sound = are_sound(rollouts, self.flow.vocab_size)
-        for are_rollouts, messages in groupby(received, _is_rollouts):
-            if are_rollouts:
-                self._take_rollouts([(name, message) for name, message in messages if self._may_say(name, message)])
+        now = self.clock()
+        arrived: list[tuple[str, Sequence[Rollout]]] = []
+        for name, message in received:
+            if not self.peers.may_say(name, message, now):
                 continue
-            for name, message in messages:
-                if self._may_say(name, message):
-                    self._act_on(name, message)
+            if type(message) is Rollouts:
+                arrived.append((name, message.rollouts))
+                continue
+            self._take_rollouts(arrived)
+            self._act_on(name, message)
+        self._take_rollouts(arrived)
         self.outbox.extend(self.evaluator.catch_up(self.weights))
         self._advance()
         self._heed_starvation()
@@ -165,7 +155,7 @@ class Coordinator:
         with tracing.span("send", messages=len(outbox)):
             for name, message in outbox:
                 if not self.transport.send(name, message):
-                    self._lose_peer(name)
+                    self.peers.lose(name)
 
     def _advance(self) -> None:
         if self.stop_requested and self.state not in ("stopping", "stopped", "finished"):
@@ -174,7 +164,7 @@ class Coordinator:
         if self.state == "starting":
             if self.flow.pending or self.lineage.training is not None:  # the learner catches up with the books
                 self._feed_learner()
-            elif self._engines_current() and self.flow.jobs.num_slots and self.evaluator.is_ready:
+            elif self.peers.engines_current() and self.flow.jobs.num_slots and self.evaluator.is_ready:
                 self._start_phase("before")
         elif self.state == "evaluating":
             self._end_evaluation_if_complete()
@@ -193,7 +183,7 @@ class Coordinator:
         if self.mode == "run":
             self.flow.launch()
         if self._training_is_over():
-            if self._engines_current():
+            if self.peers.engines_current():
                 self._start_phase("after")
         else:
             self.evaluator.start_if_due()
@@ -204,158 +194,50 @@ class Coordinator:
         for name, jobs in self.flow.jobs.assign().items():
             self.outbox.append((name, VerifyJobs(tuple(jobs))))
 
-    # --- peers ---
+    # --- messages ---
 
-    def _may_say(self, name: str, message: Any) -> bool:
-        """Whether a message is sound, and that peer's to send; one that is not has no other effect than this."""
-        sender = self.peers.get(name)
-        if sender is None and not isinstance(message, Hello | Unreadable):
-            self.outbox.append((name, Identify()))
-            return False
-        try:
-            check(message, sender, self.policy_version)
-        except WireError as e:
-            self.tally.refused(e.kind, f"{name}: {e.message}")
-            return False
-        if not isinstance(message, Hello):
-            self.last_heard[name] = self.clock()
-        return True
+    def _say(self, name: str, message: Any) -> None:
+        self.outbox.append((name, message))
 
-    def _take_rollouts(self, messages: Sequence[tuple[str, Rollouts]]) -> None:
-        """At once what came at once: many engines send single rollouts, and most of their cost is by the call."""
-        self.flow.on_rollouts([(name, message.rollouts) for name, message in messages], self._are_sound)
-        for name in [*self.flow.num_unsound]:
-            self._dismiss_if_unsound(name)
+    def _take_rollouts(self, arrived: list[tuple[str, Sequence[Rollout]]]) -> None:
+        """At once what came at once, and nothing twice: most of what single rollouts of many engines cost is calls."""
+        if not arrived:
+            return
+        self.flow.on_rollouts(arrived, self._are_sound)
+        arrived.clear()
+        if self.flow.num_unsound:
+            self.peers.dismiss_unsound()
 
     def _act_on(self, name: str, message: Any) -> None:
         match message:
             case Hello():
-                self._on_hello(name, message)
+                self.peers.hello(name, message, self.weights)
             case Judgements():
                 self.flow.on_verdicts(message.judgements)
             case AttemptFailed():
                 self.flow.on_attempt_failed(name, message)
             case Heartbeat():
-                self.peer_stats[name] = message.stats
-                self.tally.spent(self.peers[name].role, self.peers[name].boot_id, message.cpu_s)
+                self.peers.heartbeat(name, message)
             case WeightsLoaded():
-                self._on_weights_loaded(name, message)
+                self.peers.weights_loaded(name, message)
             case WeightsRefused():
-                self._on_weights_refused(name, message)
+                self.peers.weights_refused(name, message)
             case BatchRequest():
                 self.lineage.is_waiting = True
             case StepDone():
                 self._on_step_done(message)
             case PeerFailed():
-                self._on_peer_failed(name, message.reason)
+                self.peers.failed(name, message.reason)
             case PeerWarning():
                 self.tally.warn(message.text)
             case Leave():
-                if message.boot_id == self.peers[name].boot_id:
-                    self._lose_peer(name)
-
-    def _on_hello(self, name: str, hello: Hello) -> None:
-        if hello.protocol != PROTOCOL_VERSION:
-            self.tally.refused("protocol", f"{name} speaks protocol {hello.protocol}, this run {PROTOCOL_VERSION}")
-            self.outbox.append((name, Stop()))
-            return
-        if hello.boot_id in self.dismissed:
-            self.outbox.append((name, Stop()))
-            return
-        known = self.peers.get(name)
-        if known is not None and known.boot_id != hello.boot_id:
-            self._lose_peer(name)
-        self.peers[name] = hello
-        if hello.role == "gateway":  # those for whom an earlier one spoke are out of reach
-            for lost in [n for n, peer in self.peers.items() if peer.via not in ("", hello.boot_id)]:
-                self._lose_peer(lost)
-        if hello.role == "engine" and self.weights is not None:
-            self.outbox.append((name, NewWeights(self.weights)))
-        if hello.role == "evaluator":
-            self.evaluator.join(name, hello.slots)
-        if hello.role == "verifier":
-            self.flow.jobs.add_peer(name, hello.slots)
-
-    def _lose_peer(self, name: str) -> None:
-        """A peer is gone: what it held goes elsewhere."""
-        if (peer := self.peers.get(name)) is not None and peer.role == "learner":
-            if self.lineage.is_in_step:
-                self.record_failure(f"the learner was lost in step {self.policy_version + 1}")
-            self.lineage.lost()
-        for known in (self.peers, self.peer_stats, self.last_heard, self.rotation.versions, self.flow.num_unsound):
-            known.pop(name, None)
-        self.evaluator.leave(name)
-        for attempt_id in self.flow.work.remove_peer(name):
-            self.flow.fail(attempt_id, f"{name} was lost")
-        for attempt_id, job in self.flow.jobs.remove_peer(name).items():
-            self.flow.jobs.put(attempt_id, job, urgent=True)
-
-    def lose_dead_engines(self) -> None:
-        """Those of this machine whose processes have ended: the next of that name may be long in coming."""
-        for name in self._named("engine", "evaluator"):
-            if not is_process(self.peers[name].pid):
-                self._lose_peer(name)
-
-    def _on_peer_failed(self, name: str, reason: str) -> None:
-        """Raises RunFailed, unless it is an engine and another goes on."""
-        if self.peers[name].role not in ("engine", "evaluator") or self.rotation.failed(name, self._named("engine")):
-            raise RunFailed(f"{name}: {reason}")
-        self.tally.count("error/engine")
-        self.tally.warn(f"{name} failed, and the run goes on without it until it is started again: {reason}")
-        self._lose_peer(name)
-
-    def _dismiss_if_unsound(self, name: str) -> None:
-        """An engine that sends nothing sound costs every problem that it gets. The last engine stays: if nothing
-        comes of its attempts, the run ends with the reason.
-        """
-        if self.flow.num_unsound[name] >= MAX_UNSOUND and self.rotation.versions.keys() - {name}:
-            self.tally.warn(f"{name} sent {MAX_UNSOUND} unsound rollouts in a row: it is stopped")
-            self.dismissed.add(self.peers[name].boot_id)
-            self._lose_peer(name)
-            self.outbox.append((name, Stop()))
-
-    def _on_weights_loaded(self, name: str, message: WeightsLoaded) -> None:
-        self.rotation.loaded(message.policy_version)
-        if self.peers[name].role == "evaluator":
-            self.evaluator.loaded(name, message)
-            return
-        if name not in self.rotation.versions:  # an engine takes work only once it has weights
-            self.flow.work.add_peer(name, message.slots or self.peers[name].slots)
-        self.rotation.versions[name] = message.policy_version
-        self.tally.weights_loaded(message)
-
-    def _on_weights_refused(self, name: str, message: WeightsRefused) -> None:
-        self.tally.count("error/weights")
-        version = message.policy_version
-        if version != self.policy_version:
-            return  # newer ones are on their way
-        self.tally.warn(f"{name} refused weights {version}: {message.reason}")
-        match self.rotation.refused(name, version, self._named("engine", "evaluator")):
-            case "end":
-                raise RunFailed(f"every engine refused weights {version}, last {name}: {message.reason}")
-            case "leave":
-                self._lose_peer(name)  # its Identify brings it back, but nobody waits for it
-            case "publish":
-                self.outbox.extend((learner, PublishAgain(version)) for learner in self._named("learner"))
-
-    def _named(self, *roles: Role) -> list[str]:
-        return [name for name, hello in self.peers.items() if hello.role in roles]
-
-    def _engines_current(self) -> bool:
-        """Whether all engines that serve have the newest weights; the run waits `daemon.hang_s` for the last."""
-        for name in self.rotation.overdue(self.policy_version, self.config.daemon.hang_s):
-            self.tally.warn(f"{name} has not loaded weights {self.policy_version}: the run goes on without it")
-            self._lose_peer(name)
-        return self.rotation.is_current(self.policy_version)
+                self.peers.leave(name, message.boot_id)
 
     # --- the learner ---
 
-    def _learner(self) -> str | None:
-        return next(iter(self._named("learner")), None)
-
     def _feed_learner(self, is_open: bool = True) -> None:
         """Give the learner what it asks for; where the run is not `is_open` to new steps only what it has missed."""
-        if self.lineage.is_waiting and (learner := self._learner()) is not None:
+        if self.lineage.is_waiting and (learner := self.peers.learner) is not None:
             may_step = is_open and not self._steps_are_done() and self.mode != "pause"
             may_save = is_open and (self.save_requested or self.journal.is_long)
             self.outbox.extend((learner, message) for message in self.lineage.next(may_step, may_save))
@@ -377,27 +259,18 @@ class Coordinator:
             if message.warning:
                 self.tally.warn(message.warning)
             self.flow.trained(self.lineage.stepped(version).groups, message.metrics)
-            self.records.step(message.metrics | self._engine_gauges())
-        engines = self._named("engine")
+            self.records.step(message.metrics | self.peers.engine_gauges())
+        engines = self.peers.named("engine")
         if is_new:
             self.outbox.extend((name, NewWeights(weights)) for name in engines)
         elif message.checkpoint is None:
             self.evaluator.published_again()
-            late = self.rotation.published_again(version, engines, is_other)
+            late = self.peers.rotation.published_again(version, engines, is_other)
             self.outbox.extend((name, NewWeights(weights)) for name in late)
             lr = SetLearningRate(self.config.learner.lr)  # what was repeated may have had another
-            self.outbox.extend((learner, lr) for learner in self._named("learner"))
+            self.outbox.extend((learner, lr) for learner in self.peers.named("learner"))
         if message.checkpoint is not None:
             self._save(self.run_dir / message.checkpoint)
-
-    def record_failure(self, reason: str) -> None:
-        """Of the run or its learner, with what was measured since the last step and of the step in training."""
-        learner = self._learner()
-        said = self.peer_stats.get(learner, {}) if learner is not None else {}
-        self.records.failure(reason, self.lineage.gauges() | {f"learner/{k}": v for k, v in said.items()})
-
-    def _engine_gauges(self) -> dict[str, float]:
-        return {f"{name}/{k}": v for name in self.rotation.versions for k, v in self.peer_stats.get(name, {}).items()}
 
     # --- phases ---
 
@@ -449,7 +322,7 @@ class Coordinator:
         """
         if self.saver.is_busy:  # maybe with the closing one, whose learner is gone by now
             return
-        learner = self._learner()
+        learner = self.peers.learner
         if learner is None or not self.lineage.has_all:
             if self.stop_requested:
                 self._end("stopped")
@@ -475,8 +348,17 @@ class Coordinator:
         if state == "finished":
             self.flow.cancel_waiting()
         self.records.write("levels", **self.tally.totals())
-        self.outbox.extend((name, Stop()) for name in self.peers)
+        self.outbox.extend((name, Stop()) for name in self.peers.known)
         self.state = state
+
+    def close(self) -> None:
+        """What is being saved is saved; the ledger gets the verdicts of what waits to be trained, and is closed."""
+        self.saver.close()
+        waiting = self.flow.waiting()
+        if (batch := self.lineage.training) is not None:
+            waiting += results_of(batch.groups)
+        self.ledger.judge([r.rollout for r in waiting], [r.verdict for r in waiting])
+        self.ledger.close()
 
     def recover(self, snapshot: Snapshot | None) -> None:
         """Go on after a checkpoint (None: after none) and what the journal holds since; before the first turn."""
@@ -497,7 +379,7 @@ class Coordinator:
 
     def reconfigure(self, config: Config) -> None:
         """Go on with other values of live fields (`control.LIVE_FIELDS`)."""
-        if config.learner.lr != self.config.learner.lr and (learner := self._learner()) is not None:
+        if config.learner.lr != self.config.learner.lr and (learner := self.peers.learner) is not None:
             self.outbox.append((learner, SetLearningRate(config.learner.lr)))
         self._apply_config(config)
         self.journal.write(Configured(dump_config(config)))

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.coordinator.flow import AttemptFlow
+from pipeline.coordinator.queues import queues, untrained
 from pipeline.metrics import MetricSink
 
 
@@ -37,8 +38,8 @@ class Records:
 
     def _gauges(self) -> dict[str, float]:
         flow = self._flow
-        gauges = {f"queue/{k}": float(v) for k, v in flow.queues().items()}
-        gauges |= {f"untrained/{k}": v for k, v in flow.untrained().items()}
+        gauges = {f"queue/{k}": float(v) for k, v in queues(flow).items()}
+        gauges |= {f"untrained/{k}": v for k, v in untrained(flow).items()}
         gauges |= {f"sampler/{k}": v for k, v in flow.sampler.stats().items()}
         gauges |= {f"guard/{k}": v for k, v in flow.starvation.gauges().items()}
         gauges["guard/warnings"] = float(flow.tally.counters["warnings"])

@@ -5,11 +5,12 @@ the batches it had taken since are trained again first, in the same order, befor
 """
 
 from collections.abc import Callable
+from copy import deepcopy
 
 from pipeline.checkpoints import Snapshot
 from pipeline.config import Config, parse_config
 from pipeline.coordinator.flow import AttemptFlow
-from pipeline.coordinator.journal import Configured, Entry, Proposed, Replaced, Settled, Stepped, Taken
+from pipeline.coordinator.journal import Configured, Emptied, Entry, Judged, Proposed, Replaced, Stepped, Taken
 from pipeline.errors import NguError
 from pipeline.tasks.base import TaskSource
 
@@ -19,7 +20,7 @@ def take_snapshot(flow: AttemptFlow, task: TaskSource) -> Snapshot:
     return Snapshot(
         policy_version=flow.policy_version,
         counters=dict(flow.tally.counters),
-        levels=flow.tally.levels,
+        levels={level: list(counts) for level, counts in flow.tally.levels.items()},
         wall_s=flow.tally.wall_s,
         sampler=flow.sampler.state(),
         task=task.state(),
@@ -28,8 +29,7 @@ def take_snapshot(flow: AttemptFlow, task: TaskSource) -> Snapshot:
         pending=list(flow.pending),
         journal=flow.journal.serial,
         is_holding=flow.is_holding,
-        starvation=flow.starvation.state,
-        verdicts=flow.ledger.verdicts,
+        starvation=deepcopy(flow.starvation.state),
     )
 
 
@@ -52,8 +52,8 @@ def recover(
         flow.is_holding = snapshot.is_holding
         flow.starvation.state = snapshot.starvation
         flow.ledger.check_holds(snapshot.counters.get("launched", 0))
-        flow.ledger.verdicts = snapshot.verdicts
-    flow.ledger.rewind(version, flow.waiting_attempts() + list(flow.book.places))
+    judged = [result.rollout.attempt_id for result in flow.waiting()]
+    flow.ledger.rewind(version, judged + list(flow.book.places))
     has_entries = False
     for entry in flow.journal.replay(snapshot.journal if snapshot is not None else 0):
         has_entries = True
@@ -82,8 +82,10 @@ def _apply(entry: Entry, flow: AttemptFlow, reconfigure: Callable[[Config], None
                     "the sampler repeats other launches than the journal holds; delete RUN/journal to go on from the "
                     "checkpoint alone"
                 )
-        case Settled(attempt_id, result):
-            flow.settle(attempt_id, result)
+        case Judged(results):
+            flow.settle(results)
+        case Emptied(attempt_id):
+            flow.leave_empty(attempt_id)
         case Replaced(attempt_id, new_id):
             flow.book.next_attempt_id = new_id
             flow.replace(attempt_id)

@@ -1,7 +1,7 @@
-"""Checkpoints while the loop goes on: the books are copied between two turns, and written, synced and published beside
-the turns that follow, which can take as long as the disk likes.
+"""Checkpoints while the loop goes on: between two turns the books are only held fast, which copies no rollout and no
+record, and a thread encodes, writes, syncs and publishes them beside the turns that follow.
 
-From the copy on the journal goes on in a segment of its own. A crash before the checkpoint is published goes on from
+From that moment on the journal goes on in a segment of its own. A crash before the checkpoint is published goes on from
 the one before it and repeats both segments, as if this one had never been begun.
 """
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from pipeline import checkpoints
+from pipeline.checkpoints import Snapshot
 from pipeline.config import dump_config
 from pipeline.coordinator.flow import AttemptFlow
 from pipeline.coordinator.journal import Configured
@@ -20,11 +21,10 @@ from pipeline.tasks.base import TaskSource
 
 
 class Copy(msgspec.Struct, frozen=True):
-    """The books at `policy_version`, encoded; `segment` of the journal leads to them, number `journal` on from them."""
+    """The books at one version; `segment` of the journal leads to them, number `journal` on from them."""
 
-    policy_version: int
+    snapshot: Snapshot
     directory: Path  # with the learner's part
-    data: bytes
     segment: Path
     journal: int
     num_ended: int
@@ -45,13 +45,14 @@ class Saver:
         return self._copy is not None
 
     def begin(self, flow: AttemptFlow, task: TaskSource, partial: Path) -> None:
-        """Copy the books; the learner has written its part of the checkpoint into `partial`. Not while `is_busy`."""
+        """Hold the books fast, when the learner has written its part of the checkpoint into `partial`. Not while
+        `is_busy`.
+        """
         assert self._copy is None
         journal = flow.journal
         segment = journal.begin_segment()
-        data = checkpoints.encode(take_snapshot(flow, task))
-        directory = checkpoints.take_over(partial)
-        self._copy = Copy(flow.policy_version, directory, data, segment, journal.serial, flow.ledger.num_ended)
+        snapshot, directory = take_snapshot(flow, task), checkpoints.take_over(partial)
+        self._copy = Copy(snapshot, directory, segment, journal.serial, flow.ledger.num_ended)
         journal.write(Configured(dump_config(flow.config)))
 
     def look(self, flow: AttemptFlow) -> int | None:
@@ -77,7 +78,7 @@ class Saver:
         for path in (copy.segment, copy.segment.parent, ledger_log):
             if path.exists():
                 sync(path)
-        checkpoints.publish(self._run_dir, copy.directory, copy.policy_version, copy.data)
+        checkpoints.publish(self._run_dir, copy.directory, copy.snapshot)
 
     def _conclude(self, flow: AttemptFlow) -> int:
         assert self._copy is not None and self._written is not None
@@ -85,8 +86,9 @@ class Saver:
         copy, self._copy, self._written = self._copy, None, None
         flow.journal.drop_before(copy.journal)
         oldest = checkpoints.oldest_step(self._run_dir)
-        flow.ledger.prune(min(oldest, copy.policy_version - flow.config.daemon.ledger_keep_steps))
-        return copy.policy_version
+        version = copy.snapshot.policy_version
+        flow.ledger.prune(min(oldest, version - flow.config.daemon.ledger_keep_steps))
+        return version
 
     def close(self) -> None:
         """What is being written is finished."""

@@ -28,6 +28,8 @@ MIN_UNTRAINED, UNTRAINED_RISE, MAX_UNTRAINED = 0.5, 0.2, 0.95
 RATIO_DRIFT = 0.03
 STEP_WEIGHT = 0.3  # of the newest step in the running means of ratio and lag
 
+STARVED_BATCHES = 3
+
 LEAST_MAX_LAG = 1  # 0 would make the run synchronous
 LEAST_RETRY_FRAC = 1 / 16
 
@@ -140,6 +142,33 @@ class StarvationGuard:
             f"the mean lag is {state.lag_mean:.1f} at staleness.max_lag = {max_lag}",
         )
         return ", ".join(text for text, is_on in zip(words, self._signs, strict=True) if is_on)
+
+
+class Famine:
+    """Batches in a row that held nothing to train on."""
+
+    def __init__(self):
+        self._num_batches = self._num_rounds = 0
+
+    def taken(self, num_groups: int, num_rounds: int) -> str:
+        """A batch was cut of so many rounds. What to say when with it the learner starves, once."""
+        if num_groups:
+            self._num_batches = self._num_rounds = 0
+            return ""
+        was_on = self._is_on
+        self._num_batches += 1
+        self._num_rounds += num_rounds
+        if was_on or not self._is_on:
+            return ""
+        return (
+            f"{self._num_batches} batches in a row held nothing to train on: every group was all right, all wrong or "
+            "stale, so the learner starves; change the problems, max_new_tokens or the sampler"
+        )
+
+    @property
+    def _is_on(self) -> bool:
+        """A round larger than a batch leaves batches empty behind it, so rounds have to be many as well."""
+        return self._num_batches >= STARVED_BATCHES and self._num_rounds >= MIN_ROUNDS
 
 
 def relieved(config: Config) -> tuple[Config, list[str]]:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from pipeline.coordinator.loop import Coordinator
+from pipeline.coordinator.queues import queues
 from pipeline.ledger import FATES
 from pipeline.rundir import read_status, write_atomic
 
@@ -53,15 +54,15 @@ def describe(coordinator: Coordinator) -> dict[str, Any]:
         "hard_pass_at_1": tally.last_eval.get("hard_pass_at_1"),
         "mix_pass_at_1": tally.last_eval.get("mix_pass_at_1"),
         "evaluation": {"left": evaluation.num_missing, "of": len(evaluation.launches)} if evaluation else None,
-        "queues": coordinator.flow.queues(),
+        "queues": queues(coordinator.flow),
         "attempts": {fate: ledger.counts[fate] for fate in FATES},
         "launched": ledger.counts["launched"],
         "open": ledger.num_open,
         "in_flight_updates": tally.counters["in_flight_updates"],
-        "engines": {n: s for n, s in coordinator.peer_stats.items() if n in coordinator.rotation.versions},
-        "verifiers": {n: s for n, s in coordinator.peer_stats.items() if _role(coordinator, n) == "verifier"},
-        "gateway": next((s for n, s in coordinator.peer_stats.items() if _role(coordinator, n) == "gateway"), None),
-        "learner": next((s for n, s in coordinator.peer_stats.items() if _role(coordinator, n) == "learner"), None),
+        "engines": {n: s for n, s in coordinator.peers.stats.items() if n in coordinator.peers.rotation.versions},
+        "verifiers": {n: s for n, s in coordinator.peers.stats.items() if _role(coordinator, n) == "verifier"},
+        "gateway": next((s for n, s in coordinator.peers.stats.items() if _role(coordinator, n) == "gateway"), None),
+        "learner": next((s for n, s in coordinator.peers.stats.items() if _role(coordinator, n) == "learner"), None),
         "catching_up": _catching_up(coordinator),
         "peers": _peers(coordinator),
         "mode": coordinator.mode,
@@ -86,13 +87,13 @@ def _peers(coordinator: Coordinator) -> dict[str, dict[str, Any]]:
     """
     now, flow = coordinator.clock(), coordinator.flow
     peers = {}
-    for name, hello in coordinator.peers.items():
-        heard = coordinator.last_heard.get(name)
+    for name, hello in coordinator.peers.known.items():
+        heard = coordinator.peers.last_heard.get(name)
         peers[name] = {
             "role": hello.role,
             "pid": hello.pid,
             "host": hello.host,
-            "version": coordinator.rotation.versions.get(name),
+            "version": coordinator.peers.rotation.versions.get(name),
             "held": sum(queue.held_by(name) for queue in (flow.work, flow.eval_work, flow.jobs)),
             "silent_s": None if heard is None else now - heard,
         }
@@ -100,5 +101,5 @@ def _peers(coordinator: Coordinator) -> dict[str, dict[str, Any]]:
 
 
 def _role(coordinator: Coordinator, name: str) -> str | None:
-    hello = coordinator.peers.get(name)
+    hello = coordinator.peers.known.get(name)
     return hello.role if hello else None

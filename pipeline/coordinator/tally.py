@@ -4,9 +4,10 @@ import math
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
-from pipeline.messages import Group, Rollout, Verdict, WeightsLoaded
+from pipeline.messages import Group, Rollout, WeightsLoaded
 from pipeline.soundness import one_line
 from samplers.base import Launch, Outcome
 
@@ -14,9 +15,19 @@ RATE_WINDOW_S = 10.0
 VERDICT_WINDOW = 256
 MAX_WARNINGS = 20
 REFUSAL_PERIOD_S = 600.0
-# Names of counters that every rollout moves: to put them together each time would cost as much as to count.
-_VERDICTS = {outcome: f"verdict/{outcome}" for outcome in ("correct", "incorrect", "unknown")}
-_TOKENS = {how: [f"{how}/tokens/{1 << n}" for n in range(64)] for how in ("finished", "trained", "left_out")}
+# Names of counters that every rollout moves: to put them together each time would cost as much as to count. The token
+# counts by the bit length of a length.
+_TOKENS = {how: ["", *(f"{how}/tokens/{1 << n}" for n in range(64))] for how in ("finished", "trained", "left_out")}
+
+
+@cache
+def _by_level(how: str, level: str) -> str:
+    return f"{how}/level/{level}"
+
+
+@cache
+def _since_step(level: str) -> tuple[str, str]:
+    return f"judged/{level}", f"correct/{level}"
 
 
 class Tally:
@@ -34,8 +45,7 @@ class Tally:
         self.host: dict[str, float] = {}  # what the guards last saw of the machine
         self._wall_before_s = 0.0
         self._started: float | None = None
-        self._unknown: deque[bool] = deque()
-        self._num_unknown = 0  # of them
+        self._recent: deque[bool] = deque(maxlen=VERDICT_WINDOW)  # of the newest verdicts: whether they were `unknown`
         self._rates: deque[tuple[float, int, int]] = deque()
         self._since_step: defaultdict[str, float] = defaultdict(float)
         self._cpu_s: dict[str, float] = {}  # by process: what `spent` has counted of it
@@ -93,37 +103,38 @@ class Tally:
         """They arrived, for training or evaluation; earlier ones had generated `num_carried` of their tokens."""
         counters = self.counters
         counters["generated_rollouts"] += len(rollouts)
-        counters["generated_tokens"] += sum([rollout.num_tokens for rollout in rollouts]) - num_carried
-        counters["interrupted"] += sum([bool(rollout.forced_spans) for rollout in rollouts])
-        counters["in_flight_updates"] += sum([len(rollout.version_spans) > 1 for rollout in rollouts])
+        counters["generated_tokens"] += sum([len(rollout.completion_ids) for rollout in rollouts]) // 4 - num_carried
+        for rollout in rollouts:
+            if rollout.forced_spans:
+                counters["interrupted"] += 1
+            if len(rollout.version_spans) > 1:
+                counters["in_flight_updates"] += 1
 
-    def verdict(self, verdict: Verdict) -> float | None:
-        """Count a verdict; the recent share of `unknown`, or None while too few are known to say."""
-        self.counters[_VERDICTS[verdict.outcome]] += 1
-        is_unknown, recent = verdict.outcome == "unknown", self._unknown
-        if len(recent) == VERDICT_WINDOW:
-            self._num_unknown -= recent.popleft()
-        recent.append(is_unknown)
-        self._num_unknown += is_unknown
-        return self._num_unknown / len(recent) if len(recent) >= VERDICT_WINDOW // 4 else None
+    def verdicts(self, outcomes: Sequence[str]) -> float | None:
+        """Count verdicts; the recent share of `unknown`, or None while too few are known to say."""
+        for outcome, num in Counter(outcomes).items():
+            self.counters[f"verdict/{outcome}"] += num
+        self._recent.extend([outcome == "unknown" for outcome in outcomes])
+        return self.unknown_frac if len(self._recent) >= VERDICT_WINDOW // 4 else None
 
     @property
     def unknown_frac(self) -> float:
-        return self._num_unknown / len(self._unknown) if self._unknown else 0.0
+        return sum(self._recent) / len(self._recent) if self._recent else 0.0
 
     def round(self, level: str, outcome: Outcome, rollouts: Sequence[Rollout]) -> None:
         """A round is judged; `rollouts` are its own."""
-        n, correct, since_step = len(outcome.rewards), sum(outcome.correct), self._since_step
+        n, correct, since_step = len(outcome.rewards), outcome.correct.count(True), self._since_step
         self.counters["rollouts"] += n
         self.counters["tokens"] += outcome.num_tokens
         self._level(level)[2] += correct
         self._used("finished", level, rollouts)
         since_step["rollouts"] += n
         since_step["reward"] += sum(outcome.rewards)
-        since_step["truncated"] += sum(outcome.truncated)
+        since_step["truncated"] += outcome.truncated.count(True)
         since_step["tokens"] += outcome.num_tokens
-        since_step[f"judged/{level}"] += n
-        since_step[f"correct/{level}"] += correct
+        names = _since_step(level)
+        since_step[names[0]] += n
+        since_step[names[1]] += correct
         if outcome.round == 0:
             since_step["fresh"] += n
             since_step["fresh_correct"] += correct
@@ -149,10 +160,9 @@ class Tally:
     def _used(self, how: str, level: str, rollouts: Sequence[Rollout]) -> None:
         counters, by_tokens = self.counters, _TOKENS[how]
         counters[f"{how}/rollouts"] += len(rollouts)
-        counters[f"{how}/level/{level}"] += len(rollouts)
-        lengths = [len(rollout.completion_ids) // 4 | 1 for rollout in rollouts]
-        for bits, n in Counter(map(int.bit_length, lengths)).items():
-            counters[by_tokens[bits - 1]] += n
+        counters[_by_level(how, level)] += len(rollouts)
+        for rollout in rollouts:
+            counters[by_tokens[(len(rollout.completion_ids) // 4 | 1).bit_length()]] += 1
 
     def evaluated(self, record: dict[str, Any]) -> None:
         self.last_eval = record

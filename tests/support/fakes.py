@@ -9,6 +9,7 @@ from typing import Any
 from pipeline.checkpoints import latest, load
 from pipeline.config import Config
 from pipeline.coordinator.loop import Coordinator
+from pipeline.coordinator.queues import queues
 from pipeline.engines.base import Failure
 from pipeline.engines.fake import FakeEngine, FakeScript
 from pipeline.ledger import Ledger
@@ -338,7 +339,7 @@ class Simulation:
                 return
             self.turn()
             self.check_books()
-        raise AssertionError(f"the run did not end: {self.coordinator.state}, {self.coordinator.flow.queues()}")
+        raise AssertionError(f"the run did not end: {self.coordinator.state}, {queues(self.coordinator.flow)}")
 
     def check_books(self) -> None:
         """Launched = ended + open, and the open ones are exactly those somebody still holds."""
@@ -346,6 +347,7 @@ class Simulation:
         batch = self.coordinator.lineage.training
         training = [r.attempt_id for g in (batch.groups if batch else ()) for r in g.rollouts]
         flying = [a for a, p in flow.book.places.items() if p.work.purpose == "train"]
-        held = flying + training + ([] if self.coordinator.state == "finished" else flow.waiting_attempts())
+        waiting = [] if self.coordinator.state == "finished" else [r.rollout.attempt_id for r in flow.waiting()]
+        held = flying + training + waiting
         assert len(held) == len(set(held))
         assert self.ledger.num_open == len(held), (self.ledger.counts, len(held))

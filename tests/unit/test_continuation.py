@@ -83,10 +83,10 @@ def test_only_the_final_verdict_counts():
     """A partial reward that is taken back neither sets the bar nor counts in the history."""
     sampler = make(round_size=2, retry="probability", p_ngu=1.0)
     observe(sampler, next_launch(sampler), [0.5, 0.5], [1, 1])
-    assert sampler.state()["history"]["records"]["0"][1] == 0  # attempts
+    assert sampler.state()["history"].records["0"].attempts == 0
     decision = observe(sampler, next_launch(sampler), [0.25, 0], [1.5, 1.5])
     assert (decision.action, decision.reason, decision.keep) == ("train", "improved", (0, 1))
-    assert sampler.state()["history"]["records"]["0"][1] == 2
+    assert sampler.state()["history"].records["0"].attempts == 2
 
 
 def test_a_lost_coin_ends_the_chain_with_all_that_was_cut_off():

@@ -60,7 +60,7 @@ def test_an_evaluator_lost_in_the_middle(tmp_path: Path, comes_back: bool):
     for _ in range(5):
         run.turn()
     del run.engines[EVALUATOR]
-    run.coordinator._lose_peer(EVALUATOR)
+    run.coordinator.peers.lose(EVALUATOR)
     run.turn()
     assert run.coordinator.flow.evaluation is None
     if comes_back:

@@ -119,12 +119,12 @@ def test_what_a_dead_engine_held_is_given_to_others_before_another_takes_its_pla
     dead.wait()
     coordinator, held = run.coordinator, run.engines["engine-1"].num_in_flight
     for name, pid in (("engine-0", os.getpid()), ("engine-1", dead.pid), ("engine-2", 0)):
-        coordinator.peers[name] = msgspec.structs.replace(coordinator.peers[name], pid=pid)
+        coordinator.peers.known[name] = msgspec.structs.replace(coordinator.peers.known[name], pid=pid)
     run.stopped.add("engine-1")
     run.inbox = deque((name, message) for name, message in run.inbox if name != "engine-1")
     Guards(coordinator, DiskGuard(tmp_path), MemoryGuard(0, lambda: 0), ClockGuard()).look()
     assert held > 0 and run.ledger.counts["failed"] == held
-    assert [name for name, peer in coordinator.peers.items() if peer.role == "engine"] == ["engine-0", "engine-2"]
+    assert [name for name, peer in coordinator.peers.known.items() if peer.role == "engine"] == ["engine-0", "engine-2"]
     run.run()
     assert coordinator.state == "finished"
     run.ledger.close()

@@ -37,7 +37,7 @@ def around(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_stop_cannot_kill_a_coordinator_that_is_already_exiting(around):
-    around(SimpleNamespace(ended=True, state="finished", recover=lambda snapshot: None, saver=MagicMock()))
+    around(SimpleNamespace(ended=True, state="finished", recover=lambda snapshot: None, close=MagicMock()))
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN  # Python leaves this one in place when it exits
 
 

@@ -59,7 +59,7 @@ def test_no_peer_ever_holds_more_than_its_slots_and_order_is_kept(script, slots)
         if action:
             queue.put(i, i)
         elif held:
-            assert queue.done([held.pop(0)]) == [True]
+            assert queue.done(held.pop(0), "a")
         new = queue.assign().get("a", [])
         held += new
         handed += new
@@ -75,11 +75,11 @@ def test_what_a_lost_peer_held_is_returned_and_urgent_items_go_first():
     queue.put(2, "second")
     assert queue.assign() == {"a": ["first"]}
     assert queue.remove_peer("a") == {1: "first"}
-    assert queue.done([1]) == [False]
+    assert not queue.done(1, "a")
     queue.put(1, "first", urgent=True)
     queue.add_peer("b", 2)
     assert queue.assign() == {"b": ["first", "second"]}
-    assert queue.done([1, 2], "a") == [False, False], "it is with another"
+    assert not queue.done(1, "a") and not queue.done(2, "a"), "they are with another"
     assert queue.discard({1}) == {"b": [1]}
     assert queue.num_held == 1
 
@@ -191,8 +191,7 @@ def test_one_token_that_the_model_does_not_know_among_many_is_found():
 def test_an_attempt_ends_once_and_the_counts_are_what_is_stored(tmp_path):
     ledger = Ledger(tmp_path / "l.sqlite")
     ledger.launch([work(1), work(2), work(3)])
-    ledger.judge(rollout(1, versions=(0, 1)), Verdict("correct", 1.0))
-    ledger.end([1], "trained", step=1)
+    ledger.end_judged([rollout(1, versions=(0, 1))], [Verdict("correct", 1.0)], "trained", step=1)
     ledger.end([2], "failed")
     ledger.commit()
     assert ledger.stored_counts() == {"open": 1, "trained": 1, "failed": 1}
@@ -211,7 +210,8 @@ def test_a_turn_commits_what_was_launched_and_the_ends_of_a_batch_over_several(t
     ledger.launch([work(i) for i in range(1, num + 1)])
     ledger.commit_turn()
     assert ledger.stored_counts() == {"open": num}
-    ledger.end(range(1, num + 1), "trained", step=1)
+    ended = [rollout(i) for i in range(1, num + 1)]
+    ledger.end_judged(ended, [Verdict("correct", 1.0)] * num, "trained", step=1)
     assert ledger.num_open == 0
     left = num
     while left:
@@ -222,18 +222,17 @@ def test_a_turn_commits_what_was_launched_and_the_ends_of_a_batch_over_several(t
     ledger.close()
 
 
-def test_a_verdict_is_stored_with_the_end_and_by_a_close_before_it(tmp_path):
+def test_a_verdict_is_stored_with_the_end_or_on_demand_before_it(tmp_path):
     ledger = Ledger(tmp_path / "l.sqlite")
 
     def outcomes() -> list[str | None]:
         return [row[0] for row in ledger._db.execute("SELECT outcome FROM attempts ORDER BY attempt_id")]
 
     ledger.launch([work(i) for i in (1, 2, 3)])
-    ledger.judge(rollout(1), Verdict("correct", 1.0))
-    ledger.judge(rollout(2), Verdict("incorrect", 0.0))
-    ledger.end([1], "trained", step=1)
+    ledger.end_judged([rollout(1)], [Verdict("correct", 1.0)], "trained", step=1)
     ledger.commit_turn()
-    assert outcomes() == ["correct", None, None] and list(ledger.verdicts) == [2]
+    assert outcomes() == ["correct", None, None]
+    ledger.judge([rollout(1), rollout(2)], [Verdict("incorrect", 0.0)] * 2)  # one has ended
     ledger.close()
     ledger = Ledger(tmp_path / "l.sqlite")
     assert outcomes() == ["correct", "incorrect", None]
@@ -287,7 +286,17 @@ def publish(run_dir, version: int):
     partial = checkpoints.partial_dir(run_dir, version)
     partial.mkdir(parents=True, exist_ok=True)
     write_manifest(partial, [])
-    return checkpoints.publish(run_dir, partial, version, checkpoints.encode(snapshot(version)))
+    return checkpoints.publish(run_dir, partial, snapshot(version))
+
+
+@pytest.mark.parametrize("num", [0, 1, 15, 16, 17, 40, (1 << 16) + 1])
+def test_a_checkpoint_is_encoded_in_small_pieces_of_the_bytes_that_it_would_be_at_once(num):
+    records = {f"p{i}": Verdict("correct", i) for i in range(num)}
+    sampler = {"records": records, "waiting": list(range(num)), "few": {"history": [[i] for i in range(num)]}}
+    whole = msgspec.structs.replace(snapshot(1), sampler=sampler, pending=[[group()] * (num % 50)])
+    made = list(checkpoints.pieces(whole))
+    assert b"".join(made) == msgspec.msgpack.encode(whole)
+    assert max(map(len, made)) < 10_000
 
 
 def test_the_newest_checkpoints_are_kept_and_read_back(tmp_path):

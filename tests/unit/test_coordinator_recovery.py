@@ -16,7 +16,7 @@ from pipeline import checkpoints
 from pipeline.checkpoints import latest, load, partial_dir
 from pipeline.config import Config, parse_config
 from pipeline.coordinator import journal, saving
-from pipeline.coordinator.journal import FRAME_ENTRIES, Journal, Stepped
+from pipeline.coordinator.journal import FRAME_ITEMS, Journal, Stepped
 from pipeline.coordinator.lineage import NotKept
 from pipeline.coordinator.status import describe
 from pipeline.engines.fake import FakeScript
@@ -63,7 +63,8 @@ def books_balance(path: Path) -> bool:
 def held(run: Simulation) -> set[int]:
     """Attempts that are judged and neither dropped nor safe in a checkpoint's weights."""
     flow, batch = run.coordinator.flow, run.coordinator.lineage.training
-    return set(flow.waiting_attempts()) | {r.attempt_id for g in (batch.groups if batch else ()) for r in g.rollouts}
+    waiting = {result.rollout.attempt_id for result in flow.waiting()}
+    return waiting | {r.attempt_id for g in (batch.groups if batch else ()) for r in g.rollouts}
 
 
 def ids(groups: Any) -> list[int]:
@@ -105,7 +106,7 @@ class Lives:
                 if turn >= num_turns and moment == "commit":
                     patch.setattr(self.run.ledger, "commit_turn", crash)
                 elif turn >= num_turns and moment == "copy":
-                    patch.setattr(checkpoints, "encode", crash)
+                    patch.setattr(saving, "take_snapshot", crash)
                 elif turn >= num_turns and moment == "publish":
                     patch.setattr(checkpoints, "publish", crash)
                 elif turn >= num_turns and moment == "drop":
@@ -274,7 +275,7 @@ def test_a_flipped_byte_ends_the_replay(tmp_path, byte):
 
 
 def test_a_turn_of_many_entries_is_read_back_whole(tmp_path):
-    journal, num = Journal(tmp_path / "j"), 2 * FRAME_ENTRIES + 3
+    journal, num = Journal(tmp_path / "j"), 2 * FRAME_ITEMS + 3
     for version in range(num):
         journal.write(Stepped(version))
     journal.flush()

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from pipeline.channels import RouterSocket, Unreadable
 from pipeline.config import Config, parse_config
-from pipeline.coordinator.loop import MAX_UNSOUND
+from pipeline.coordinator.peers import MAX_UNSOUND
 from pipeline.coordinator.status import describe
 from pipeline.coordinator.tally import REFUSAL_PERIOD_S
 from pipeline.engines.fake import FakeEngine
@@ -125,7 +125,7 @@ def test_an_engine_that_sends_nothing_sound_is_stopped_and_stays_out(tmp_path):
     run.inbox.append(("engine-1", Heartbeat({})))
     run.turn()
     run.turn()
-    assert "engine-1" in run.stopped and "engine-1" not in run.coordinator.peers
+    assert "engine-1" in run.stopped and "engine-1" not in run.coordinator.peers.known
     run.run()
     run.ledger.close()
     assert run.coordinator.state == "finished" and errors(run) == {"logprobs": MAX_UNSOUND}

@@ -217,7 +217,7 @@ def _record(ledger: Ledger, work: Work, right: bool) -> None:
     ledger.launch([work])
     spans, ids = (VersionSpan(0, 0),), b"\0" * 4 * (10 if right else 30)
     rollout = Rollout(work.attempt_id, work.chain_id, work.round, b"", ids, ids, spans, "stop", "", "e", 0, 0)
-    ledger.judge(rollout, Verdict("correct" if right else "incorrect", float(right)))
+    ledger.judge([rollout], [Verdict("correct" if right else "incorrect", float(right))])
 
 
 def test_a_ledger_becomes_a_population(run: Path):

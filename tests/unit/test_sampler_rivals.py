@@ -5,6 +5,7 @@ import math
 import random
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import pytest
@@ -389,8 +390,7 @@ def test_a_steep_sigmoid_does_not_overflow():
 def with_streaks(config: GresoConfig, num_problems: int, is_easy: bool, streak: int) -> tuple[Sampler, CyclingStream]:
     stream = CyclingStream(num_problems)
     sampler = make_sampler(config, stream, seed=5)
-    state = sampler.state()
-    assert isinstance(state["rule"], dict)
+    state: Any = msgspec.to_builtins(sampler.state())
     state["rule"]["streaks"] = {str(i): [is_easy, streak] for i in range(num_problems)}
     sampler.restore(state)
     return sampler, stream

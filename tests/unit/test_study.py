@@ -58,8 +58,8 @@ for chain, (fate, right) in fates.items():
         attempt = 10 * chain + i
         ledger.launch([Work(attempt, chain, 0, Problem(str(chain), "", "", ""), sampling)])
         rollout = Rollout(attempt, chain, 0, b"", b"", b"", (), "stop", "", "e", 0, 0)
-        ledger.judge(rollout, Verdict("correct" if digit == "1" else "incorrect", float(digit)))
-        ledger.end([attempt], fate, 1)
+        verdict = Verdict("correct" if digit == "1" else "incorrect", float(digit))
+        ledger.end_judged([rollout], [verdict], fate, 1)
 ledger.close()
 sys.exit(1 if state == "failed" else 0)
 """
@@ -342,8 +342,8 @@ def test_what_a_ledger_says_about_groups(tmp_path: Path):
             attempt = 10 * chain + i
             ledger.launch([Work(attempt, chain, round, of, sampling)])
             rollout = Rollout(attempt, chain, 0, b"", b"", b"", (), "stop", "", "e", 0, 0)
-            ledger.judge(rollout, Verdict("correct" if reward == 1 else "incorrect", reward))
-            ledger.end([attempt], "trained" if step else "filtered", step)
+            verdict = Verdict("correct" if reward == 1 else "incorrect", reward)
+            ledger.end_judged([rollout], [verdict], "trained" if step else "filtered", step)
     ledger.close()
     found = read_usage(tmp_path / "ledger.sqlite")
     assert found == Usage(
