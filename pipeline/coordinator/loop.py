@@ -134,13 +134,15 @@ class Coordinator:
         now = self.clock()
         arrived: list[tuple[str, Sequence[Rollout]]] = []
         for name, message in received:
+            are_rollouts = type(message) is Rollouts
+            if not are_rollouts:  # before it is asked who may say this: whom they bring down may not
+                self._take_rollouts(arrived)
             if not self.peers.may_say(name, message, now):
                 continue
-            if type(message) is Rollouts:
+            if are_rollouts:
                 arrived.append((name, message.rollouts))
-                continue
-            self._take_rollouts(arrived)
-            self._act_on(name, message)
+            else:
+                self._act_on(name, message)
         self._take_rollouts(arrived)
         self.outbox.extend(self.evaluator.catch_up(self.weights))
         self._advance()
