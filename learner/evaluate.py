@@ -11,7 +11,7 @@ import msgspec
 from cyclopts import Parameter
 from cyclopts.types import PositiveInt
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, VerifierError
 
 if TYPE_CHECKING:
     from learner.evaluation.outcomes import RolloutOutcome
@@ -106,7 +106,8 @@ def roll_out(
     name: str,
     strategy: str | None = None,
 ) -> "list[RolloutOutcome]":
-    """Judged rollouts of every problem under a progress bar; raises ConfigError when there are no problems.
+    """Judged rollouts of every problem under a progress bar; raises ConfigError when there are no problems, and
+    VerifierError when nothing could be judged.
 
     `name` sets the engine's random numbers, together with the seed of `config`; `strategy` names the user's function
     that labels rollouts (`find_label`).
@@ -133,4 +134,7 @@ def roll_out(
             print(f"{source.name}: {total} rollouts", file=sys.stderr, flush=True)
         progress = bar.add_task(source.name, total=total)
         collector = Collector(engine, pool, problems, num_rollouts, config.sampling, label)
-        return collector.run(lambda number: bar.advance(progress, number))
+        outcomes = collector.run(lambda number: bar.advance(progress, number))
+    if not outcomes:
+        raise VerifierError(f"none of the {total} rollouts could be judged; the last: {collector.last_failure}")
+    return outcomes

@@ -92,6 +92,7 @@ class Collector:
         self._todo = deque(self._slots)
         self._attempts: dict[int, _Slot] = {}  # with the engine or the verifier, by attempt id
         self._num_attempts = 0
+        self.last_failure = ""
 
     def run(self, on_settled: Callable[[int], object] = lambda number: None) -> list[RolloutOutcome]:
         """The outcomes, problem by problem; what failed `MAX_TRIES` times is missing. Blocks until all have ended.
@@ -133,12 +134,12 @@ class Collector:
                 self._pool.submit(VerifyJob(ended.attempt_id, slot.problem, ended.text, truncated))
             else:
                 del self._attempts[ended.attempt_id]
-                given_up += self._retry(slot, ended.retryable)
+                given_up += self._retry(slot, ended.retryable, ended.reason)
         return given_up
 
     def _judge(self, slot: _Slot, verdict: Verdict) -> int:
         if verdict.outcome == "unknown":
-            return self._retry(slot, retryable=True)
+            return self._retry(slot, True, verdict.detail)
         verdict.check()
         rollout, problem = slot.rollout, slot.problem
         assert rollout is not None, "only a rollout is judged"
@@ -154,9 +155,10 @@ class Collector:
         )
         return 1
 
-    def _retry(self, slot: _Slot, retryable: bool) -> int:
+    def _retry(self, slot: _Slot, retryable: bool, why: str) -> int:
         """Put the slot back to work, or give it up (1)."""
         slot.rollout = None
+        self.last_failure = why
         if retryable and slot.num_tries < MAX_TRIES:
             self._todo.append(slot)
             return 0

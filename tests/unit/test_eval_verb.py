@@ -82,6 +82,14 @@ def test_a_model_is_measured_and_its_outcomes_say_the_same(
     assert "4 problems, 48 rollouts" in capsys.readouterr().out
 
 
+def test_when_nothing_can_be_judged_it_says_why(ngu: Ngu, model: Path, task: list[str], tmp_path: Path, capsys):
+    (tmp_path / "mine.py").write_text("def score(problem, text, truncated): raise OSError('the judge is away')\n")
+    argv = ["eval", model, *task, "task.eval_size=1", "--task", "jsonl", "--k", "1"]
+    assert ngu(*argv, f"verifier.reward={tmp_path}/mine.py:score") == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "none of the 1 rollouts could be judged" in said and "the judge is away" in said
+
+
 def test_a_run_means_its_newest_intact_checkpoint_and_its_settings(tmp_path: Path):
     config = Config(task=JsonlConfig(path="p.jsonl"), sampling=SamplingConfig(max_new_tokens=33))
     run, checkpoint = make_run(tmp_path / "run", config)
