@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
 from tensorboard.util import tensor_util
 
 from pipeline.metrics import JsonlSink, MetricSink, MetricSinks, Record, TensorBoardSink, open_sinks, read_records
@@ -149,7 +150,9 @@ def test_tensorboard_shows_evaluations_by_level(tmp_path: Path):
     assert set(events.Tags()["scalars"]) == {f"eval/{name}" for name in names}
 
 
-def test_tensorboard_discards_the_steps_that_a_resumed_run_repeats(tmp_path: Path):
+def test_tensorboard_discards_the_steps_that_a_resumed_run_repeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    # Files are read in the order of their names, which end with how many this process wrote: the 10th before the 9th.
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
     for steps in ((1, 2, 3), (2, 3)):
         sink = TensorBoardSink(tmp_path)
         for step in steps:
