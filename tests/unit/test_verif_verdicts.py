@@ -181,6 +181,7 @@ DIFFERENT = [
     (r"(1, \frac{1}{2004!})", r"(1, \frac{1}{2006!})"),
     ("12_8", "12_9"),
     # half an answer, or more than one
+    (r"\left( 3, \frac{\pi}{2} \right)", "3"),
     ("3", r"3\\4"),
     ("3", r"3 \text{ or } 4"),
     ("3", "3, 4"),
