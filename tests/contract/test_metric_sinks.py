@@ -106,7 +106,7 @@ def test_one_tensorboard_page_shows_ess_the_lag_histogram_queues_and_solve_rates
 
     metrics = {"ess": 0.9, "lag_mean": 1.0, "queue/verify": 2.0, "solve_rate/*3": 0.2}
     metrics |= {"num_tokens/lag_0": 50.0, "num_tokens/lag_3_4": 7.0, "num_tokens/lag_17_up": 1.0}
-    metrics |= {"guard/truncated_frac": 0.1, "guard/warnings": 0.0}
+    metrics |= {"guard/truncated_frac": 0.1, "guard/warnings": 0.0, "verifier/child_p99_ms": 4.0}
     sink = TensorBoardSink(tmp_path / "run")
     for record in (STEP | {"metrics": metrics}, EVAL, WARNING):
         sink.write(record)
