@@ -144,10 +144,12 @@ class LaggedLoop:
                 raise RunFailed("the sampler has no problem left to launch; raise task.num_problems")
             version = self.learner.policy_version
             for result in self._roll_out([w for la in launches for w in self._book.open_round(la, version)]):
-                place = self._book.take(result.rollout.attempt_id)
-                unusable = result.verdict.outcome == "unknown"
-                chain = self._book.settle(place, None if unusable else result)
-                if chain is not None:
+                if result.verdict.outcome == "unknown":
+                    chain = self._book.leave_empty(self._book.take(result.rollout.attempt_id))
+                    finished = [chain] if chain is not None else []
+                else:
+                    finished = self._book.settle([result])
+                for chain in finished:
                     self._finish_round(chain)
         groups = self._batcher.take()
         self._batcher.consumed()

@@ -5,7 +5,6 @@ socket and knows no policy.
 """
 
 from collections.abc import Sequence
-from copy import copy
 
 import msgspec
 
@@ -150,19 +149,32 @@ class Book:
         w = place.work
         return self.new_attempt(w.problem, w.chain_id, w.round, place.index, w.purpose, place.tries + 1, w.prefix)
 
-    def settle(self, place: Place, result: Result | None) -> OpenChain | None:
-        """Fill a place (None leaves it empty for good); the chain, if that finished its round."""
-        work = place.work
-        chain = self.chains[work.chain_id]
-        current = chain.current
-        assert current is not None and current.round == work.round
-        if result is not None:
+    def settle(self, results: Sequence[Result]) -> list[OpenChain]:
+        """Fill the places of training attempts; the chains whose rounds that has finished, in this order."""
+        places, chains, num_tokens, finished = self.places, self.chains, 0, []
+        for result in results:
+            rollout = result.rollout
+            place = places.pop(rollout.attempt_id)
+            work = place.work
+            chain = chains[work.chain_id]
+            current = chain.current
+            assert current is not None and current.round == work.round
             current.results[place.index] = result
-            self.num_ended_tokens += len(result.rollout.completion_ids) // 4
+            num_tokens += len(rollout.completion_ids) // 4
             if work.prefix is not None:
                 current.num_carried += work.prefix.num_tokens
-        current.num_missing -= 1
-        return None if current.num_missing else chain
+            current.num_missing -= 1
+            if not current.num_missing:
+                finished.append(chain)
+        self.num_ended_tokens += num_tokens
+        return finished
+
+    def leave_empty(self, place: Place) -> OpenChain | None:
+        """A place gets no result; the chain, if that finished its round."""
+        chain = self.chains[place.work.chain_id]
+        assert chain.current is not None and chain.current.round == place.work.round
+        chain.current.num_missing -= 1
+        return None if chain.current.num_missing else chain
 
     def finish_round(self, chain: OpenChain, learner_version: int) -> Outcome | None:
         """Close the round in flight; None if not one of its rollouts could be judged."""
@@ -232,11 +244,11 @@ class Book:
 
     def state(self) -> BookState:
         """What later changes of the book leave as it is; results are shared, not copied."""
-        chains = [copy(chain) for chain in self.chains.values()]
-        for chain in chains:
-            if (current := chain.current) is not None:
-                chain.current = copy(current)
-                chain.current.results = current.results.copy()
+        chains = []
+        for c in self.chains.values():
+            if (r := c.current) is not None:
+                r = OpenRound(r.round, r.results.copy(), r.num_missing, r.ticket, r.version, r.num_carried)
+            chains.append(OpenChain(c.chain_id, c.problem, c.judged, c.round_sizes, r, c.set_aside))
         return BookState(chains, [place for place in self.places.values() if place.work.purpose == "train"])
 
     def restore(self, state: BookState) -> None:

@@ -110,9 +110,17 @@ class AttemptFlow:
         for name, rollouts in arrived:
             for rollout in rollouts:
                 attempt_id = rollout.attempt_id
-                place = self._back(name, attempt_id)
-                if place is None or not self._is_sound(name, rollout, work := place.work, are_sound):
+                if (place := self._back(name, attempt_id)) is None:
                     continue
+                work = place.work
+                try:
+                    check_rollout(rollout, work, self.policy_version, self.vocab_size, are_sound)
+                except WireError as e:
+                    self.num_unsound[name] += 1
+                    self._refuse(attempt_id, e, name)
+                    continue
+                if self.num_unsound:
+                    self.num_unsound.pop(name, None)
                 if attempt_id in unjudged:  # it was sent twice
                     continue
                 if rollout.engine_id != name:  # figures by engine would be under a name that somebody made up
@@ -125,17 +133,6 @@ class AttemptFlow:
                 jobs.append((attempt_id, job))
         self.tally.rollouts(taken, num_carried)
         self.jobs.put_all(jobs)
-
-    def _is_sound(self, name: str, rollout: Rollout, work: Work, is_seen: bool) -> bool:
-        try:
-            check_rollout(rollout, work, self.policy_version, self.vocab_size, is_seen)
-        except WireError as e:
-            self.num_unsound[name] += 1
-            self._refuse(rollout.attempt_id, e, name)
-            return False
-        if self.num_unsound:
-            self.num_unsound.pop(name, None)
-        return True
 
     def _back(self, name: str, attempt_id: int) -> Place | None:
         """The place of an attempt that engine `name` gives back, and its slot with it; None where it has no such
@@ -173,9 +170,11 @@ class AttemptFlow:
         unknown_frac = self.tally.verdicts(outcomes)
         if trained:
             self.journal.write(Judged(trained))
+            self.settle(trained)
+        for result in evaluated:
+            self._settle_evaluated(self.book.take(result.rollout.attempt_id), result)
         if trained or evaluated:
             self._num_futile = 0
-            self.settle(trained + evaluated)
         for judgement in others:
             self._on_no_verdict(judgement.attempt_id, judgement.verdict, unknown_frac)
 
@@ -254,21 +253,21 @@ class AttemptFlow:
 
     def leave_empty(self, attempt_id: int) -> None:
         place = self.book.take(attempt_id)
-        self._end([attempt_id], "failed", place.work.purpose)
-        self._settle(place, None)
+        if place.work.purpose == "eval":
+            self._settle_evaluated(place, None)
+            return
+        self._end([attempt_id], "failed")
+        if (chain := self.book.leave_empty(place)) is not None:
+            self._finish_round(chain)
 
     def settle(self, results: Sequence[Result]) -> None:
-        """Attempts have their results."""
-        take = self.book.take
-        for result in results:
-            self._settle(take(result.rollout.attempt_id), result)
-
-    def _settle(self, place: Place, result: Result | None) -> None:
-        if place.work.purpose == "eval":
-            if self.evaluation is not None:  # None: the run was stopped in the middle of it
-                self.evaluation.settle(place.work.problem, result)
-        elif (chain := self.book.settle(place, result)) is not None:
+        """Training attempts have their results."""
+        for chain in self.book.settle(results):
             self._finish_round(chain)
+
+    def _settle_evaluated(self, place: Place, result: Result | None) -> None:
+        if self.evaluation is not None:  # None: the run was stopped in the middle of it
+            self.evaluation.settle(place.work.problem, result)
 
     def _finish_round(self, chain: OpenChain) -> None:
         finished = chain.current

@@ -13,8 +13,7 @@ from pipeline.checkpoints import partial_dir, remove_partial
 from pipeline.coordinator.flow import AttemptFlow
 from pipeline.messages import Batch, Group, Save, SetLearningRate, Stop
 
-# To free the thousands of rollouts of many batches at once would hold a turn up.
-FREED_A_STEP = 2
+FREED_A_TURN = 64  # groups; to free the thousands of rollouts of a batch at once would hold a turn up
 
 
 class NotKept(Exception):
@@ -41,6 +40,7 @@ class Lineage:
         self._is_given = False  # this learner has got `training`
         self._lr = 0.0
         self._lessons: dict[int, Lesson] = {}  # by the version that each made
+        self._forgotten: list[Group] = []  # of batches that nobody needs any more
         self._saved = 0
 
     @property
@@ -126,9 +126,13 @@ class Lineage:
         assert batch is not None
         # Taken again it saves nothing: the books have gone on since.
         self._lessons[version] = Lesson(msgspec.structs.replace(batch, checkpoint=False), self._lr)
-        for old in [v for v in self._lessons if v <= self._saved][:FREED_A_STEP]:
-            del self._lessons[old]
+        for old in [v for v in self._lessons if v <= self._saved]:
+            self._forgotten += self._lessons.pop(old).batch.groups
         return batch
+
+    def forget(self) -> None:
+        """Free some of what is not needed, once a turn."""
+        del self._forgotten[-FREED_A_TURN:]
 
     def saved(self, version: int) -> None:
         """The checkpoint of the books at `version` is published."""

@@ -153,6 +153,7 @@ class Coordinator:
             self.journal.flush()
             self.ledger.commit_turn()
         self._on_saved(self.saver.look(self.flow))
+        self.lineage.forget()
         outbox, self.outbox = self.outbox, []
         with tracing.span("send", messages=len(outbox)):
             for name, message in outbox:
