@@ -275,5 +275,9 @@ def make_group(chain: OpenChain, keep: tuple[int, ...]) -> Group:
     return Group(chain.chain_id, chain.problem, tuple(rollouts), tuple(verdicts), keep, rewards, chain.round_sizes)
 
 
+def judged_of(groups: Sequence[Group]) -> tuple[list[Rollout], list[Verdict]]:
+    return [r for group in groups for r in group.rollouts], [v for group in groups for v in group.verdicts]
+
+
 def results_of(groups: Sequence[Group]) -> list[Result]:
-    return [Result(r, v) for group in groups for r, v in zip(group.rollouts, group.verdicts, strict=True)]
+    return [Result(r, v) for r, v in zip(*judged_of(groups), strict=True)]

@@ -9,7 +9,7 @@ import msgspec
 from pipeline import staleness
 from pipeline.config import Config
 from pipeline.coordinator.batcher import Batcher, Cut
-from pipeline.coordinator.book import MAX_TRIES, Book, OpenChain, Place, Result, make_group, results_of
+from pipeline.coordinator.book import MAX_TRIES, Book, OpenChain, Place, Result, judged_of, make_group, results_of
 from pipeline.coordinator.credit import CreditQueue
 from pipeline.coordinator.evaluation import Evaluation
 from pipeline.coordinator.journal import Emptied, Journal, Judged, Proposed, Replaced, Stepped, Taken
@@ -217,10 +217,6 @@ class AttemptFlow:
 
     # --- the end of an attempt, a round, a chain ---
 
-    def _end(self, attempt_ids: list[int], fate: Fate, purpose: str = "train") -> None:
-        if purpose == "train":
-            self.ledger.end(attempt_ids, fate, self.policy_version)
-
     def _end_judged(self, results: Sequence[Result], fate: Fate) -> None:
         self.ledger.end_judged([r.rollout for r in results], [r.verdict for r in results], fate, self.policy_version)
 
@@ -236,7 +232,8 @@ class AttemptFlow:
         self.replace(attempt_id)
 
     def replace(self, attempt_id: int) -> None:
-        self._end([attempt_id], "failed", self.book.places[attempt_id].work.purpose)
+        if self.book.places[attempt_id].work.purpose == "train":
+            self.ledger.end([attempt_id], "failed", self.policy_version)
         self.queue(self.book.replace(attempt_id), urgent=True)
 
     def _give_up(self, attempt_id: int, reason: str) -> None:
@@ -256,7 +253,7 @@ class AttemptFlow:
         if place.work.purpose == "eval":
             self._settle_evaluated(place, None)
             return
-        self._end([attempt_id], "failed")
+        self.ledger.end([attempt_id], "failed", self.policy_version)
         if (chain := self.book.leave_empty(place)) is not None:
             self._finish_round(chain)
 
@@ -369,8 +366,9 @@ class AttemptFlow:
                 f"{floor:g}; nothing is launched until what was launched before is trained"
             )
         self.is_holding |= holds
-        rollouts, verdicts = [r for g in groups for r in g.rollouts], [v for g in groups for v in g.verdicts]
-        self.ledger.end_judged(rollouts, verdicts, "trained", self.policy_version)
+        # In the order of launches, in which they lie on disk: what a turn writes is then on a few pages of it.
+        ended = sorted(groups, key=lambda group: group.chain_id)
+        self.ledger.end_judged(*judged_of(ended), "trained", self.policy_version)
         self.tally.trained(groups)
         self.batcher.consumed()
 
@@ -391,7 +389,8 @@ class AttemptFlow:
         self.jobs.discard(set(flying))
         self.book.places.clear()
         self.book.unjudged.clear()
-        self._end([a for a, purpose in flying.items() if purpose == "train"], "cancelled")
+        trained = [a for a, purpose in flying.items() if purpose == "train"]
+        self.ledger.end(trained, "cancelled", self.policy_version)
         return self.work.discard(set(flying))
 
     def cancel_waiting(self) -> None:
