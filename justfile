@@ -98,7 +98,7 @@ cable seconds="30": setup
 far seconds="30": setup
     {{ bin }}/python tests/support/far_hosts.py {{ seconds }}
 
-# The built-in job on a Ray cluster of two nodes, one of which is killed in the middle: the same pass@1, nothing lost?
+# The built-in job on a Ray cluster, without and with the loss of a node in the middle: the same pass@1, nothing lost?
 [group('develop')]
 nodes *seeds="0": setup
     {{ bin }}/python tests/support/ray_run.py {{ seeds }}

@@ -1,8 +1,9 @@
 """A Ray cluster of several nodes on this machine: `python tests/support/ray_cluster.py 2 1` makes two, with as many
 CPUs as the numbers say. The first one is its head.
 
-Prints the cluster's address. A line "kill N" kills node N as a power cut would, "add C" adds one of C CPUs, and each
-line is repeated when that is done. The cluster ends with the input. Its files are in $RAY_TMPDIR.
+Prints the cluster's address and the ids of its nodes. A line "kill N" kills node N as a power cut would, "add C" adds
+one of C CPUs, and each line is repeated when that is done. The cluster ends with the input. Its files are in
+$RAY_TMPDIR.
 """
 
 import os
@@ -17,7 +18,7 @@ from ray.cluster_utils import Cluster
 def main() -> None:
     cluster = Cluster()
     nodes = [cluster.add_node(num_cpus=int(cpus), include_dashboard=False) for cpus in sys.argv[1:]]
-    print(cluster.address, flush=True)
+    print(cluster.address, *(node.node_id for node in nodes), flush=True)
     for line in sys.stdin:
         verb, number = line.split()
         if verb == "kill":

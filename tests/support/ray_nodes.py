@@ -22,8 +22,9 @@ class Nodes:
             stdout=subprocess.PIPE,
             text=True,
         )
-        self.address = self._answer()
-        assert self.address, "no cluster came up"
+        said = self._answer()
+        assert said, "no cluster came up"
+        self.address, *self.ids = said.split()
 
     def _answer(self) -> str:
         assert self._process.stdout is not None
