@@ -301,7 +301,7 @@ class Hello(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="hello")
     on another machine has pid 0 here, `host` says where it is, and `via` is the boot id of the gateway that speaks for
     it. A gateway's own `host` is the address it listens at. Remote engines of one `store` share what they fetch,
     and pass it on to others at `relay`. One that something starts again when it dies has a number of its own, `place`:
-    a Hello of the same place says that the one before it is dead.
+    a Hello of the same place and role says that the one before it is dead.
     """
 
     role: Role

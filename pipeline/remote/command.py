@@ -31,7 +31,7 @@ def worker(
     connect: Annotated[str, Parameter(help="Where the run listens (its daemon.listen), as tcp://HOST:5555.")],
     key: Annotated[Path, Parameter(help="A copy of RUN/keys/worker.key.")],
     slots: Annotated[int, Parameter(help="Rollouts at once. Default: engines.slots of the run.")] = 0,
-    place: Annotated[int, Parameter(help="A number of its own: an earlier worker of the same number is dead.")] = -1,
+    place: Annotated[int, Parameter(help="A number of its own: an earlier one of this role and number is dead.")] = -1,
     role: Annotated[Literal["engine", "verifier"], Parameter(help="What to do for the run.")] = "engine",
 ) -> int:
     """Generate rollouts, or judge them, for a run on another machine, until it ends; Ctrl-C or SIGTERM gives the work
