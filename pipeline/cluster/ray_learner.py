@@ -36,7 +36,7 @@ def main() -> int:
         status, last_line = _serve(config, arguments.node, commands)
     if status == 0 or rundir.read_status(arguments.run_dir).get("state") in rundir.END_STATES:
         return 0  # at its end the engines leave, and with them goes the placement group
-    print(f"error: {last_line}", file=sys.stderr, flush=True)
+    print(f"error: {last_line or f'a rank ended with status {status}'}", file=sys.stderr, flush=True)
     return status if status > 0 else EXIT_CRASH
 
 
