@@ -55,15 +55,24 @@ def save(
     out: Path, name: str, figure: Figure, header: Sequence[str], rows: Sequence[Sequence[object]], fit: msgspec.Struct
 ) -> list[Path]:
     """Write `name.{json,csv,png,svg}` into the directory and return the paths; equal fits give equal files."""
-    paths = [out / f"{name}.{ending}" for ending in ("json", "csv", "png", "svg")]
+    paths = [out / f"{name}.{ending}" for ending in ("json", "csv")]
     try:
         paths[0].write_bytes(msgspec.json.format(msgspec.json.encode(fit)) + b"\n")
         with paths[1].open("w", newline="") as file:
             csv.writer(file).writerows([header, *rows])
-        FigureCanvasAgg(figure)
-        figure.savefig(paths[2], dpi=200)
-        with matplotlib.rc_context({"svg.hashsalt": name}):
-            figure.savefig(paths[3], metadata={"Date": None})
     except OSError as e:
         raise ConfigError(f"{out}: cannot write the fit: {e.strerror}; choose another --out") from None
+    return [*paths, *save_figure(out, name, figure)]
+
+
+def save_figure(out: Path, name: str, figure: Figure) -> list[Path]:
+    """Write `name.{png,svg}` into the directory and return the paths."""
+    paths = [out / f"{name}.{ending}" for ending in ("png", "svg")]
+    try:
+        FigureCanvasAgg(figure)
+        figure.savefig(paths[0], dpi=200)
+        with matplotlib.rc_context({"svg.hashsalt": name}):
+            figure.savefig(paths[1], metadata={"Date": None})
+    except OSError as e:
+        raise ConfigError(f"{out}: cannot write the figure: {e.strerror}; choose another --out") from None
     return paths

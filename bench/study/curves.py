@@ -42,7 +42,7 @@ class Point(msgspec.Struct, frozen=True):
 class Trace(msgspec.Struct, frozen=True):
     """A run. `run_core_s` and `wall_s` are of the whole run, with its start and its evaluations; `train_s` is training
     with the evaluations beside it. `pass_at_k` and `reward_mean` are those of the last evaluation, over all held-out
-    problems; `usage` is None without a ledger.
+    problems; `usage` is None without a ledger; `rollouts_at` are those judged by the end of each optimizer step.
     """
 
     arm: str
@@ -62,6 +62,7 @@ class Trace(msgspec.Struct, frozen=True):
     pass_at_k: dict[str, float]
     reward_mean: float | None
     usage: Usage | None
+    rollouts_at: dict[int, int]
 
 
 def read_trace(job: Job, out: Path) -> Trace:
@@ -89,6 +90,7 @@ def read_trace(job: Job, out: Path) -> Trace:
         pass_at_k=last_eval.get("pass_at_k", {}),
         reward_mean=last_eval.get("best_at_k", {}).get("1"),
         usage=read_usage(run / "ledger.sqlite"),
+        rollouts_at={r["step"]: r["rollouts"] for r in records if r["kind"] == "step"},
     )
 
 

@@ -4,10 +4,11 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from bench.scaling.figures import save
+from bench.scaling.figures import save, save_figure
 from bench.study.curves import AXES, Trace
 from bench.study.estimates import Estimate
 from bench.study.figures import AXIS_WORDS, draw
+from bench.study.group_figure import draw_groups
 from bench.study.report import Crossing, StudyReport, mean
 from bench.study.usage import Usage
 from pipeline.progress import number
@@ -64,7 +65,9 @@ def markdown(report: StudyReport) -> str:
 
 
 def write(report: StudyReport, out: Path) -> list[Path]:
-    """`study.md`, and `study.{json,csv,png,svg}`: the report, every curve, and their picture."""
+    """`study.md`, `study.{json,csv,png,svg}` and `study_groups.{png,svg}`: the report, every curve, their picture, and
+    that of what the arms trained on.
+    """
     levels = sorted({level for t in report.traces for p in t.points for level in p.levels})
     rows = [
         [t.arm, t.seed, p.step, p.rollouts, p.tokens, round(p.core_s, 2), p.hard, p.overall]
@@ -73,6 +76,8 @@ def write(report: StudyReport, out: Path) -> list[Path]:
         for p in t.points
     ]
     paths = save(out, "study", draw(report.traces, report.outcome, report.thresholds), (*HEADER, *levels), rows, report)
+    if groups := draw_groups(report.traces):
+        paths += save_figure(out, "study_groups", groups)
     text = out / "study.md"
     text.write_text(markdown(report) + "\n")
     return [text, *paths]

@@ -1,6 +1,7 @@
 """Where the rollouts of a run went, from its ledger."""
 
 import sqlite3
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
@@ -14,13 +15,23 @@ FROM attempts JOIN fates ON code = fate WHERE outcome IS NOT NULL GROUP BY chain
 """
 
 
+class Kinds(msgspec.Struct, frozen=True):
+    """Groups that one optimizer step trained on, told apart as in `Usage`; `other` ones neither solve nor improve."""
+
+    step: int
+    full: int
+    improving: int
+    other: int
+
+
 class Usage(msgspec.Struct, frozen=True):
     """`trained_frac`, `wasted_*_frac`: shares of the judged rollouts that were trained, or in chains that were left out
     as a whole because all were right, or all wrong. `ever_solved_frac`: of the problems tried, those solved at least
     once.
 
     Of the trained groups, `full_frac` hold a solution; `improving_frac` hold none, but a reward above that of every
-    group trained before on the problem (its first group counts); `retried_frac` took more than one round.
+    group trained before on the problem (its first group counts); `retried_frac` took more than one round. `kinds` are
+    they by step, in order.
     """
 
     trained_frac: float
@@ -31,6 +42,7 @@ class Usage(msgspec.Struct, frozen=True):
     full_frac: float
     improving_frac: float
     retried_frac: float
+    kinds: list[Kinds]
 
 
 def read_usage(ledger: Path) -> Usage | None:
@@ -42,33 +54,35 @@ def read_usage(ledger: Path) -> Usage | None:
         return None
 
 
-def _usage(chains: Iterable[tuple[str, int, bool, int, bool, bool, int, float]]) -> Usage | None:
-    judged = trained = right = wrong = groups = full = improving = retried = 0
+def _usage(chains: Iterable[tuple[str, int | None, bool, int, bool, bool, int, float]]) -> Usage | None:
+    judged = trained = right = wrong = retried = 0
+    by_step: defaultdict[int, Counter[str]] = defaultdict(Counter)
     solved: dict[str, bool] = {}
     best: dict[str, float] = {}
-    for problem, _, is_retried, size, all_right, any_right, num_trained, reward in chains:
+    for problem, step, is_retried, size, all_right, any_right, num_trained, reward in chains:
         judged += size
         trained += num_trained
         solved[problem] = solved.get(problem, False) or bool(any_right)
-        if not num_trained:
+        if step is None:
             right += size * all_right
             wrong += size * (not any_right)
             continue
-        groups += 1
         retried += is_retried
-        full += any_right
-        improving += not any_right and reward > best.get(problem, float("-inf"))
+        improves = reward > best.get(problem, float("-inf"))
+        by_step[step]["full" if any_right else "improving" if improves else "other"] += 1
         best[problem] = max(reward, best[problem]) if problem in best else reward
     if not judged:
         return None
-    of_groups = max(groups, 1)
+    of_kind = sum(by_step.values(), Counter[str]())
+    of_groups = max(of_kind.total(), 1)
     return Usage(
         trained_frac=trained / judged,
         wasted_right_frac=right / judged,
         wasted_wrong_frac=wrong / judged,
         ever_solved_frac=sum(solved.values()) / len(solved),
-        num_groups=groups,
-        full_frac=full / of_groups,
-        improving_frac=improving / of_groups,
+        num_groups=of_kind.total(),
+        full_frac=of_kind["full"] / of_groups,
+        improving_frac=of_kind["improving"] / of_groups,
         retried_frac=retried / of_groups,
+        kinds=[Kinds(step, found["full"], found["improving"], found["other"]) for step, found in by_step.items()],
     )

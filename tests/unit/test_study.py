@@ -12,8 +12,9 @@ from bench.study.commands import study
 from bench.study.curves import Point, Trace, area, crossing, training_s
 from bench.study.estimates import estimate
 from bench.study.figures import draw
+from bench.study.group_figure import draw_groups
 from bench.study.plan import load_study
-from bench.study.usage import Usage, read_usage
+from bench.study.usage import Kinds, Usage, read_usage
 from pipeline import rundir
 from pipeline.coordinator.tally import Tally
 from pipeline.errors import ConfigError, NguError
@@ -144,7 +145,8 @@ def test_a_study_from_its_file_to_its_report(stand_in: Path, capsys: pytest.Capt
         "pass@8",
     ):
         assert words in text
-    assert (out / "study.png").read_bytes().startswith(b"\x89PNG")
+    for picture in ("study.png", "study_groups.png"):
+        assert (out / picture).read_bytes().startswith(b"\x89PNG")
     header, *rows = (out / "study.csv").read_text().splitlines()
     assert header == "arm,seed,step,rollouts,tokens,core_s,hard,overall,*3,+1"
     assert len(rows) == 2 * (5 + 5 + 3)
@@ -268,15 +270,32 @@ def test_the_area_is_the_mean_of_the_curve_over_the_budget():
     assert area([0, 100], [0.0, 1.0], 200) == pytest.approx(0.75)  # carried on from the last point
 
 
-def test_each_cell_of_a_grid_has_rows_of_its_own_and_the_legend_fits():
+def traces(*arms: str, usage: Usage | None = None) -> list[Trace]:
     points = [Point(s, 100 * s, 900 * s, 2.0 * s, 0.1 * s, 0.2 * s, {}, {}) for s in (0, 1, 2)]
+    of_all = {"seed": 0, "state": "finished", "reason": "", "points": points, "steps": 2, "rollouts": 240}
+    of_all |= {"tokens": 1800, "run_core_s": 5.0, "wall_s": 5.0, "train_s": 4.0, "lag_mean": 0.0, "lag_max": 0.0}
+    of_all |= {"ess_mean": 1.0, "pass_at_k": {}, "reward_mean": None, "usage": usage, "rollouts_at": {1: 110, 2: 240}}
+    return [Trace(arm=arm, **of_all) for arm in arms]
 
-    def traces(*arms: str) -> list[Trace]:
-        of_all = {"seed": 0, "state": "finished", "reason": "", "points": points, "steps": 2, "rollouts": 200}
-        of_all |= {"tokens": 1800, "run_core_s": 5.0, "wall_s": 5.0, "train_s": 4.0, "lag_mean": 0.0, "lag_max": 0.0}
-        of_all |= {"ess_mean": 1.0, "pass_at_k": {}, "reward_mean": None, "usage": None}
-        return [Trace(arm=arm, **of_all) for arm in arms]
 
+def test_what_an_arm_trained_on_is_drawn_as_shares_over_its_rollouts():
+    kinds = [Kinds(1, 0, 3, 1), Kinds(2, 2, 0, 2)]
+    usage = Usage(0.5, 0.1, 0.4, 0.5, 8, 0.25, 0.375, 0.0, kinds)
+    figure = draw_groups([*traces("a,pool=x", "b", usage=usage), *traces("b", usage=usage), *traces("none")])
+    assert figure is not None
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["a\npool=x", "b"]
+    for axes in figure.axes:
+        full, improving, other = (area.get_paths()[0] for area in axes.collections)
+        # Windows of 20 rollouts: the steps end in the sixth and in the twelfth.
+        assert {x for x, _ in full.vertices} == {110, 230}
+        assert max(y for x, y in full.vertices if x == 110) == 0
+        assert max(y for x, y in full.vertices if x == 230) == pytest.approx(0.5)
+        assert max(y for x, y in improving.vertices if x == 110) == pytest.approx(0.75)
+        assert {max(y for x, y in other.vertices if x == at) for at in (110, 230)} == {1}
+    assert draw_groups(traces("none")) is None
+
+
+def test_each_cell_of_a_grid_has_rows_of_its_own_and_the_legend_fits():
     names = [f"quite_a_long_name_{i}" for i in range(6)]
     figure = draw(traces(*(f"{name},pool={pool}" for name in names for pool in "ab")), "hard", [0.1])
     titles = [axes.get_title(loc="left") for axes in figure.axes[::3]]
@@ -335,6 +354,7 @@ def test_what_a_ledger_says_about_groups(tmp_path: Path):
         (2, 0, problem, (0.5, 0.1), 2),
         (3, 1, problem, (0.6, 0.5), 3),
         (4, 0, problem, (1.0, 0.5), 4),
+        (6, 0, problem, (0.9, 0.5), 4),
         (5, 0, other, (0.4, 0.4), None),
     ]
     for chain, round, of, rewards, step in reversed(chains):
@@ -347,13 +367,14 @@ def test_what_a_ledger_says_about_groups(tmp_path: Path):
     ledger.close()
     found = read_usage(tmp_path / "ledger.sqlite")
     assert found == Usage(
-        trained_frac=0.8,
+        trained_frac=pytest.approx(10 / 12),
         wasted_right_frac=0.0,
-        wasted_wrong_frac=0.2,
+        wasted_wrong_frac=pytest.approx(2 / 12),
         ever_solved_frac=0.5,
-        num_groups=4,
-        full_frac=0.25,
-        improving_frac=0.5,
-        retried_frac=0.25,
+        num_groups=5,
+        full_frac=0.2,
+        improving_frac=0.4,
+        retried_frac=0.2,
+        kinds=[Kinds(1, 0, 1, 0), Kinds(2, 0, 0, 1), Kinds(3, 0, 1, 0), Kinds(4, 1, 0, 1)],
     )
     assert read_usage(tmp_path / "none.sqlite") is None
