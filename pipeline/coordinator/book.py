@@ -266,13 +266,16 @@ class Book:
 
 
 def make_group(chain: OpenChain, keep: tuple[int, ...]) -> Group:
-    rollouts, verdicts = [], []
-    for index in keep:
-        result = chain.judged[index]
+    rollouts, verdicts, rewards = [], [], []
+    for result in chain.judged:
         rollouts.append(result.rollout)
         verdicts.append(result.verdict)
-    rewards = tuple([result.verdict.reward for result in chain.judged])
-    return Group(chain.chain_id, chain.problem, tuple(rollouts), tuple(verdicts), keep, rewards, chain.round_sizes)
+        rewards.append(result.verdict.reward)
+    if len(keep) < len(rewards):
+        rollouts, verdicts = [rollouts[i] for i in keep], [verdicts[i] for i in keep]
+    return Group(
+        chain.chain_id, chain.problem, tuple(rollouts), tuple(verdicts), keep, tuple(rewards), chain.round_sizes
+    )
 
 
 def judged_of(groups: Sequence[Group]) -> tuple[list[Rollout], list[Verdict]]:

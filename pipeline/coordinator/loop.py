@@ -148,6 +148,7 @@ class Coordinator:
         self._advance()
         self._heed_starvation()
         self._hand_out()
+        self.tally.fold()
         self.records.new_warnings()
         with tracing.span("commit"):
             self.journal.flush()

@@ -17,6 +17,7 @@ from pipeline.tasks.base import TaskSource
 
 def take_snapshot(flow: AttemptFlow, task: TaskSource) -> Snapshot:
     """The books now; they continue in the journal's present segment."""
+    flow.tally.fold()
     return Snapshot(
         policy_version=flow.policy_version,
         counters=dict(flow.tally.counters),
@@ -58,6 +59,7 @@ def recover(
     for entry in flow.journal.replay(snapshot.journal if snapshot is not None else 0):
         has_entries = True
         _apply(entry, flow, reconfigure)
+    flow.tally.fold()
     flow.ledger.commit()
     flow.ledger.recount()
     flow.book.next_attempt_id = flow.ledger.next_attempt_id()

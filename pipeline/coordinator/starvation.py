@@ -77,7 +77,7 @@ class StarvationGuard:
         """A round was judged; the group that it closed, if any, has `num_trained` rollouts."""
         current = self.state.current
         current.attempts += len(truncated)
-        current.truncated += sum(truncated)
+        current.truncated += truncated.count(True)
         current.trained += num_trained
         current.rounds += 1
         if current.attempts >= self._period and current.rounds >= MIN_ROUNDS:

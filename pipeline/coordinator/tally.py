@@ -4,7 +4,6 @@ import math
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
-from functools import cache
 from typing import Any
 
 from pipeline.messages import Group, Rollout, WeightsLoaded
@@ -15,19 +14,6 @@ RATE_WINDOW_S = 10.0
 VERDICT_WINDOW = 256
 MAX_WARNINGS = 20
 REFUSAL_PERIOD_S = 600.0
-# Names of counters that every rollout moves: to put them together each time would cost as much as to count. The token
-# counts by the bit length of a length.
-_TOKENS = {how: ["", *(f"{how}/tokens/{1 << n}" for n in range(64))] for how in ("finished", "trained", "left_out")}
-
-
-@cache
-def _by_level(how: str, level: str) -> str:
-    return f"{how}/level/{level}"
-
-
-@cache
-def _since_step(level: str) -> tuple[str, str]:
-    return f"judged/{level}", f"correct/{level}"
 
 
 class Tally:
@@ -48,6 +34,7 @@ class Tally:
         self._recent: deque[bool] = deque(maxlen=VERDICT_WINDOW)  # of the newest verdicts: whether they were `unknown`
         self._rates: deque[tuple[float, int, int]] = deque()
         self._since_step: defaultdict[str, float] = defaultdict(float)
+        self._rounds: list[tuple[str, Outcome, Sequence[Rollout]]] = []  # not counted yet
         self._cpu_s: dict[str, float] = {}  # by process: what `spent` has counted of it
         self._stall_s = 0.0
         self._canary_error = 0.0
@@ -122,22 +109,37 @@ class Tally:
         return sum(self._recent) / len(self._recent) if self._recent else 0.0
 
     def round(self, level: str, outcome: Outcome, rollouts: Sequence[Rollout]) -> None:
-        """A round is judged; `rollouts` are its own."""
-        n, correct, since_step = len(outcome.rewards), outcome.correct.count(True), self._since_step
-        self.counters["rollouts"] += n
-        self.counters["tokens"] += outcome.num_tokens
-        self._level(level)[2] += correct
-        self._used("finished", level, rollouts)
-        since_step["rollouts"] += n
-        since_step["reward"] += sum(outcome.rewards)
-        since_step["truncated"] += outcome.truncated.count(True)
-        since_step["tokens"] += outcome.num_tokens
-        names = _since_step(level)
-        since_step[names[0]] += n
-        since_step[names[1]] += correct
-        if outcome.round == 0:
-            since_step["fresh"] += n
-            since_step["fresh_correct"] += correct
+        """A round is judged; `rollouts` are its own. Counted by the next `fold`."""
+        self._rounds.append((level, outcome, rollouts))
+
+    def fold(self) -> None:
+        """Count the rounds since the last call: a turn's at once, which costs less than one by one."""
+        if not self._rounds:
+            return
+        counters, since_step = self.counters, self._since_step
+        by_level: dict[str, tuple[list[int], list[Rollout]]] = {}
+        for level, outcome, rollouts in self._rounds:
+            num, correct = len(outcome.rewards), outcome.correct.count(True)
+            if (found := by_level.get(level)) is None:
+                found = by_level[level] = [0, 0], []
+            found[0][0] += num
+            found[0][1] += correct
+            found[1].extend(rollouts)
+            since_step["reward"] += sum(outcome.rewards)
+            since_step["truncated"] += outcome.truncated.count(True)
+            since_step["tokens"] += outcome.num_tokens
+            counters["tokens"] += outcome.num_tokens
+            if outcome.round == 0:
+                since_step["fresh"] += num
+                since_step["fresh_correct"] += correct
+        self._rounds.clear()
+        for level, ((num, correct), rollouts) in by_level.items():
+            counters["rollouts"] += num
+            self._level(level)[2] += correct
+            self._used("finished", level, rollouts)
+            since_step["rollouts"] += num
+            since_step[f"judged/{level}"] += num
+            since_step[f"correct/{level}"] += correct
 
     def weights_loaded(self, message: WeightsLoaded) -> None:
         self.counters["weight_loads"] += 1
@@ -158,11 +160,11 @@ class Tally:
         self._used("left_out", level, rollouts)
 
     def _used(self, how: str, level: str, rollouts: Sequence[Rollout]) -> None:
-        counters, by_tokens = self.counters, _TOKENS[how]
+        counters = self.counters
         counters[f"{how}/rollouts"] += len(rollouts)
-        counters[_by_level(how, level)] += len(rollouts)
-        for rollout in rollouts:
-            counters[by_tokens[(len(rollout.completion_ids) // 4 | 1).bit_length()]] += 1
+        counters[f"{how}/level/{level}"] += len(rollouts)
+        for num_bytes, num in Counter([len(rollout.completion_ids) for rollout in rollouts]).items():
+            counters[f"{how}/tokens/{1 << max((num_bytes // 4).bit_length() - 1, 0)}"] += num
 
     def evaluated(self, record: dict[str, Any]) -> None:
         self.last_eval = record
@@ -177,6 +179,7 @@ class Tally:
 
     def cost_so_far(self) -> dict[str, object]:
         """What the run has cost so far. The peers' CPU time is that of their last heartbeat, about a second old."""
+        self.fold()
         self.spent("coordinator", "", time.process_time())
         core_s = {name.partition("/")[2]: n / 1000 for name, n in self.counters.items() if name.startswith("cpu_ms/")}
         return {"rollouts": self.counters["rollouts"], "tokens": self.counters["tokens"], "core_s": core_s}
@@ -201,6 +204,7 @@ class Tally:
 
     def since_step(self) -> dict[str, float]:
         """What came back from the engines since the last optimizer step."""
+        self.fold()
         s = self._since_step
         rollouts_per_s, tokens_per_s = self.rates()
         metrics = {
