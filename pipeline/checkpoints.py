@@ -18,7 +18,7 @@ import xxhash
 from pipeline.coordinator.batcher import BatcherState
 from pipeline.coordinator.book import BookState
 from pipeline.coordinator.starvation import StarvationState
-from pipeline.errors import NguError
+from pipeline.errors import NguError, OtherVersion
 from pipeline.manifest import sync, verify_manifest
 from pipeline.messages import Group
 
@@ -127,25 +127,35 @@ def _write(path: Path, snapshot: Snapshot) -> None:
 
 
 def load(path: Path) -> Snapshot:
-    """Raises NguError when the coordinator's part is missing or torn."""
+    """Raises NguError when the coordinator's part is missing or torn, OtherVersion when it holds something else."""
     try:
         raw = (path / _FILE).read_bytes()
         digest, data = raw[:8], raw[8:]
         if xxhash.xxh3_64_digest(data) != digest:
             raise ValueError("checksum mismatch")
-        return msgspec.msgpack.decode(data, type=Snapshot)
-    except (OSError, ValueError, msgspec.DecodeError) as e:
+    except (OSError, ValueError) as e:
         raise NguError(
             f"{path / _FILE}: unusable checkpoint ({e}); delete the directory to resume from the one before"
+        ) from None
+    try:
+        return msgspec.msgpack.decode(data, type=Snapshot)
+    except msgspec.DecodeError as e:
+        raise OtherVersion(
+            f"{path / _FILE}: of another version of this package ({e}); resume with that version, or begin a new run "
+            f"from the weights: `ngu train {path.parent.parent}/config.toml model.path={path}/model`"
         ) from None
 
 
 def latest(run_dir: Path) -> Path | None:
-    """The newest checkpoint of which every byte is intact, or None."""
+    """The newest checkpoint of which every byte is intact, or None. Raises OtherVersion, as `load` does: to go on from
+    nothing would lose the run.
+    """
     for path in reversed(_complete(run_dir)):
         try:
             verify_manifest(path)
             load(path)
+        except OtherVersion:
+            raise
         except (NguError, OSError):  # torn; or replaced while it was read, by a coordinator that goes on
             continue
         return path

@@ -17,6 +17,10 @@ class ConfigError(NguError):
     exit_status = 2
 
 
+class OtherVersion(ConfigError):
+    """What an earlier run has left is whole, and of another version of this package."""
+
+
 class WireError(NguError):
     """A peer sent what is not a valid message; `kind` is the word under which it is counted."""
 

@@ -23,6 +23,7 @@ import msgspec
 import xxhash
 
 from pipeline.coordinator.book import Result
+from pipeline.errors import OtherVersion
 
 NUM_KEPT = 2  # the checkpoints; the oldest of them needs its own segment and those of the newer ones
 # A run that saves no checkpoints would else write every rollout of its life here, and repeat them all after a crash.
@@ -149,7 +150,8 @@ class Journal:
     def replay(self, serial: int) -> Iterator[Entry]:
         """The entries that follow a checkpoint naming segment `serial`; then appends after the last of them.
 
-        What follows a torn or missing entry cannot be reached from the checkpoint any more and is removed.
+        What follows a torn or missing entry cannot be reached from the checkpoint any more and is removed. Raises
+        OtherVersion for whole entries that this version does not know.
         """
         self.serial, expected = serial, serial
         self._followed = [serial]
@@ -162,7 +164,7 @@ class Journal:
             self.serial, expected = expected, expected + 1
             data, offset = path.read_bytes(), 0
             while (end := _entry_end(data, offset)) is not None:
-                yield from _decode(data[offset + _HEADER.size : end])
+                yield from _entries(path, data[offset + _HEADER.size : end])
                 offset = end
             if offset < len(data):
                 with path.open("r+b") as file:
@@ -174,6 +176,16 @@ class Journal:
 
     def _path(self, serial: int) -> Path:
         return self._directory / f"{serial:06d}"
+
+
+def _entries(path: Path, frame: bytes) -> list[Entry]:
+    try:
+        return _decode(frame)
+    except msgspec.DecodeError as e:
+        raise OtherVersion(
+            f"{path}: of another version of this package ({e}); resume with that version, or delete {path.parent} to "
+            "go on from the checkpoint alone"
+        ) from None
 
 
 def _entry_end(data: bytes, offset: int) -> int | None:

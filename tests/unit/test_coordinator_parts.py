@@ -1,9 +1,11 @@
 """The coordinator's parts on their own: credit, batches, ledger, checkpoints, staleness rules, wire checks."""
 
 import math
+import struct
 
 import msgspec
 import pytest
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,7 +13,8 @@ from pipeline import checkpoints, staleness
 from pipeline.coordinator.batcher import Batcher, BatcherState
 from pipeline.coordinator.book import BookState
 from pipeline.coordinator.credit import CreditQueue
-from pipeline.errors import NguError, WireError
+from pipeline.coordinator.journal import Journal
+from pipeline.errors import NguError, OtherVersion, WireError
 from pipeline.ledger import TURN_ENDS, TURN_SEEN, Ledger
 from pipeline.manifest import write_manifest
 from pipeline.messages import (
@@ -297,6 +300,20 @@ def test_a_checkpoint_is_encoded_in_small_pieces_of_the_bytes_that_it_would_be_a
     made = list(checkpoints.pieces(whole))
     assert b"".join(made) == msgspec.msgpack.encode(whole)
     assert max(map(len, made)) < 10_000
+
+
+def test_what_another_version_wrote_is_refused_and_not_taken_for_torn(tmp_path):
+    path = publish(tmp_path, 1)
+    data = msgspec.msgpack.encode(msgspec.to_builtins(snapshot(1)) | {"book": {"rounds": []}})
+    (path / "coordinator.msgpack").write_bytes(xxhash.xxh3_64_digest(data) + data)
+    with pytest.raises(OtherVersion, match=r"another version of this package .*model\.path="):
+        checkpoints.latest(tmp_path)
+    journal = Journal(tmp_path / "journal")
+    frame = msgspec.msgpack.encode([["settled", 3, None]])
+    header = struct.pack("<IQ", len(frame), xxhash.xxh3_64_intdigest(frame))
+    (tmp_path / "journal" / "000000").write_bytes(header + frame)
+    with pytest.raises(OtherVersion, match="another version of this package"):
+        list(journal.replay(0))
 
 
 def test_the_newest_checkpoints_are_kept_and_read_back(tmp_path):
