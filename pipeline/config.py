@@ -86,6 +86,8 @@ class EnginesConfig(Section, frozen=True):
     engine (docs/SGLANG.md), `fake` needs no model (tests). `count = 0` leaves all the work to those that join
     (daemon.listen).
 
+    `own_cores` keeps each engine on a core of its own and all other roles off it: for a machine that runs nothing else.
+
     The rest is for `sglang`. `kv = "recompute"` computes the cache of running requests anew after every update; `keep`,
     the only way of the other kinds, leaves it. `tp` GPUs serve one engine, handed out from `gpus` in order (empty: from
     0 on). `flags` go to the server as they are. `urls` names one running server an engine, instead of starting any. On
@@ -99,6 +101,7 @@ class EnginesConfig(Section, frozen=True):
     kind: Literal["auto", "embedded", "transformers", "sglang", "fake"] = "auto"
     count: NonNegativeInt = 1
     slots: PositiveInt = 128
+    own_cores: bool = False
     kv: Literal["keep", "recompute"] = "keep"
     tp: PositiveInt = 1
     gpus: tuple[NonNegativeInt, ...] = ()
@@ -113,6 +116,10 @@ class EnginesConfig(Section, frozen=True):
         theirs = (self.kv != "keep", self.gpus, self.flags, self.urls, self.private_network, self.tp != 1)
         if self.kind != "sglang" and any(theirs):
             raise ValueError("kv, tp, gpus, flags, urls and private_network are for engines.kind = sglang")
+        if self.own_cores and self.kind == "sglang":
+            raise ValueError(
+                "own_cores is for engines that compute on this machine's CPU, which those of sglang do not"
+            )
         if self.gpus and len(self.gpus) != self.count * self.tp:
             raise ValueError(
                 f"gpus names {len(self.gpus)}, and {self.count} engines of {self.tp} need as many together"

@@ -22,6 +22,7 @@ from pipeline import checkpoints, rundir
 from pipeline.cluster.config import RayConfig
 from pipeline.cluster.head import check_ray, draw_port, ranks_here
 from pipeline.config import Config
+from pipeline.cores import Cores
 from pipeline.engine_control import EngineControl
 from pipeline.errors import NguError
 from pipeline.guards import MAX_RESTART_WAIT_S, HangWatch, RestartBudget
@@ -70,6 +71,7 @@ class Supervisor:
         self._learner_died_at = -1  # the step, since everything was started
         self._lifeline = run_dir / "ipc" / "lifeline"
         self._engine_names = [f"engine-{i}" for i in range(config.engines.count)]
+        self._cores = Cores(config.engines)
 
     def run(self, resume: bool) -> int:
         (self.run_dir / "logs").mkdir(exist_ok=True)
@@ -182,6 +184,7 @@ class Supervisor:
             stderr=subprocess.STDOUT,
             process_group=0,
         )
+        self._cores.place(role.name, role.process.pid)
         log = self.logs.setdefault(role.name, RoleLog(self.run_dir / "logs", role.name))
         log.follow(role.process)
         role.due, role.looks_stopped = None, 0

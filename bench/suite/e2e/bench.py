@@ -34,8 +34,9 @@ ROLLOUTS_PER_STEP = 384
 
 
 class E2EBench(Benchmark, frozen=True):
-    """Each seed runs every arm in turn: `async` (as `ngu train` does it), `sync` (the same at max_lag 0), `fixed`
-    (`async` with eight rollouts a problem, as TRL's), `ray` (`async` with its engine on a Ray cluster) and `trl`.
+    """Each seed runs every arm in turn: `async` (as `ngu train` does it, with `settings`), `sync` (at max_lag 0, with
+    `sync_settings`, since what is best for one need not be for the other), `fixed` (`async` with eight rollouts a
+    problem, as TRL's), `ray` (`async` with its engine on a Ray cluster) and `trl`.
 
     `steps` optimizer steps of 384 rollouts; `trl.steps` and the rest of `trl` are those of TRL. Weights are put aside
     every `every_steps` and judged by `rollouts` rollouts of each of the 72 hard problems, at the end `final_rollouts`
@@ -45,6 +46,8 @@ class E2EBench(Benchmark, frozen=True):
     arms: tuple[Arm, ...] = ("async", "sync", "trl")
     seeds: tuple[int, ...] = (0, 1, 2)
     steps: PositiveInt = 31
+    settings: tuple[str, ...] = ()
+    sync_settings: tuple[str, ...] = ()
     trl: TrlConfig = TrlConfig()
     every_steps: PositiveInt = 2
     rollouts: PositiveInt = 4
@@ -76,7 +79,7 @@ class E2EBench(Benchmark, frozen=True):
 
     def _key(self, arm: Arm, seed: int) -> str:
         """Of whatever could change the result: the code too."""
-        of_arm = self.trl if arm == "trl" else self.steps
+        of_arm = self.trl if arm == "trl" else (self.steps, *self._settings(arm))
         text = f"{commit()} {arm} {seed} {of_arm} {self.every_steps} {self.rollouts} {self.final_rollouts}"
         return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -86,9 +89,12 @@ class E2EBench(Benchmark, frozen=True):
             trained = trl.train(python, directory, seed, self.trl, self.every_steps)
         else:
             limits = [f"max_rollouts={self.steps * ROLLOUTS_PER_STEP}"]
-            trained = ours.train(directory, seed, [*limits, *SETTINGS[arm]], self.every_steps)
+            trained = ours.train(directory, seed, [*limits, *self._settings(arm)], self.every_steps)
         _check(arm, trained)
         return _judged(key, arm, seed, trained, self.rollouts, self.final_rollouts)
+
+    def _settings(self, arm: Arm) -> list[str]:
+        return [*(self.sync_settings if arm == "sync" else self.settings), *SETTINGS[arm]]
 
 
 def _judged(key: str, arm: Arm, seed: int, trained: Trained, num_rollouts: int, num_final: int) -> Run:
