@@ -69,7 +69,8 @@ class Saver:
         return self._conclude(flow) if self._written.done() else None
 
     def finish(self, flow: AttemptFlow) -> int | None:
-        """The same, and wait for it."""
+        """The same, and wait for it: in the middle of a turn, of which a crash meanwhile must lose nothing."""
+        flow.journal.flush()
         flow.ledger.commit()
         version = self.look(flow)
         return self._conclude(flow) if self.is_busy else version

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 import pytest
 from fakes import Simulation
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from pipeline import checkpoints
@@ -162,6 +162,7 @@ class Lives:
     changes=st.sampled_from([{}, CONTINUED, INTERRUPTED]),
     save_turns=st.sampled_from([0, SAVE_TURNS]),
 )
+@example(lives=[(31, "publish")], seed=92, changes=CONTINUED, save_turns=SAVE_TURNS)  # while a turn waits for the disk
 def test_after_a_crash_at_any_moment_the_run_goes_on_exactly_where_it_was(
     tmp_path_factory, lives, seed, changes, save_turns
 ):
