@@ -89,7 +89,9 @@ class LearnerRole:
     def run(self) -> None:
         """Serve batches until told to stop; the weights go with the process."""
         try:
-            self.socket.send(StepDone(self.learner.policy_version, notice := self._publish(), metrics={}))
+            notice = self._publish()
+            self._heartbeat()  # or the CPU time that starting took would count as that of training
+            self.socket.send(StepDone(self.learner.policy_version, notice, metrics={}))
             while not isinstance(message := self._next_message(), Stop):
                 if isinstance(message, Batch):
                     notice = self._train(message)

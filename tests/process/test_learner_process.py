@@ -140,6 +140,7 @@ def test_steps_checkpoint_stop_resume_and_crash(start_run, tmp_path):
     config = parse_config(msgspec.json.decode((run.run_dir / "config.json").read_bytes()), "test")
     mirror = Learner(model, config.learner, config.sampling.temperature)
 
+    assert run.expect(Heartbeat).cpu_s > 0, "what it took to start is known before the first weights are"
     started = run.expect(StepDone)
     assert started.policy_version == 0 and started.metrics == {}
     check_notice(started.weights, mirror)
