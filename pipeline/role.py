@@ -14,15 +14,8 @@ from pipeline import lifeline
 from pipeline.errors import NguError
 
 PARENT_ENV = "NGU_PARENT_PID"
-# Two torch threads in each of several processes on few cores stall each other, by a factor of a hundred. A cache of
-# keys and values in pages of 4 KiB misses the TLB at every row, which costs most on a virtual machine: the C library is
-# to ask for huge pages, and reads that at a program's start only.
-ROLE_ENV = {
-    "OMP_NUM_THREADS": "1",
-    "OMP_WAIT_POLICY": "PASSIVE",
-    "TQDM_DISABLE": "1",
-    "GLIBC_TUNABLES": os.environ.get("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1"),
-}
+# Two torch threads in each of several processes on few cores stall each other, by a factor of a hundred.
+ROLE_ENV = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TQDM_DISABLE": "1"}
 # Unlike the 1 and 2 of expected errors, so that a supervisor can tell a crash (worth a restart) from a refusal.
 EXIT_CRASH = 70
 # Asks an engine to give its work back and end. Not SIGTERM, by which a run is ended whose coordinator may be gone, so

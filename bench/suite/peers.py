@@ -28,7 +28,7 @@ def find_python(*packages: str) -> Path | None:
 
 
 def environment(num_threads: int = 1) -> dict[str, str]:
-    """For a child that may import this checkout without having it installed; what helps our roles may help it too."""
+    """For a child that may import this checkout without having it installed."""
     own = {"OMP_NUM_THREADS": str(num_threads), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
     return os.environ | ROLE_ENV | own | {"TOKENIZERS_PARALLELISM": "false", **RAY}
 
