@@ -1,5 +1,6 @@
 """Where the rollouts of a run went, from its ledger."""
 
+import math
 import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -68,9 +69,9 @@ def _usage(chains: Iterable[tuple[str, int | None, bool, int, bool, bool, int, f
             wrong += size * (not any_right)
             continue
         retried += is_retried
-        improves = reward > best.get(problem, float("-inf"))
-        by_step[step]["full" if any_right else "improving" if improves else "other"] += 1
-        best[problem] = max(reward, best[problem]) if problem in best else reward
+        before = best.get(problem, -math.inf)
+        by_step[step]["full" if any_right else "improving" if reward > before else "other"] += 1
+        best[problem] = max(reward, before)
     if not judged:
         return None
     of_kind = sum(by_step.values(), Counter[str]())
