@@ -25,8 +25,9 @@ STOP_TOKEN = 1
 class FakeSGLang:
     """`hook` is called with every request's path before it is answered and may return another response, or stall it."""
 
-    def __init__(self, version: str = "0.5.23", **server_info: Any):
+    def __init__(self, version: str = "0.5.23", keepalive_s: float = 5.0, **server_info: Any):
         self.version = version
+        self._keepalive_s = keepalive_s  # after so long it closes an idle connection
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.hook: Callable[[str], Any] = lambda path: None
         self.weight_version = "default"
@@ -137,7 +138,7 @@ class FakeSGLang:
     async def _serve(self, port: int) -> tuple[web.AppRunner, int]:
         app = web.Application()
         app.router.add_route("*", "/{path:.*}", self._answer)
-        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        runner = web.AppRunner(app, shutdown_timeout=0.1, keepalive_timeout=self._keepalive_s)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", port)
         await site.start()

@@ -11,6 +11,7 @@ from tiny_models import save_model_dir, tiny_model, work
 
 from pipeline.config import EnginesConfig
 from pipeline.engines.base import Failure
+from pipeline.engines.sglang import client as client_module
 from pipeline.engines.sglang import connection as connection_module
 from pipeline.engines.sglang import engine as engine_module
 from pipeline.engines.sglang.engine import SGLangEngine
@@ -210,6 +211,17 @@ def test_an_answer_500_costs_one_attempt_and_three_in_a_row_the_server(world):
     w.load(1)
     w.engine.submit([work(9, "ab")])
     assert isinstance(w.step_until(1)[0], Rollout)
+
+
+def test_work_after_a_pause_does_not_go_to_a_connection_that_the_server_has_closed(world, monkeypatch):
+    monkeypatch.setattr(client_module, "IDLE_S", 0.1)
+    w = world(server={"keepalive_s": 0.3})
+    w.load(0)
+    w.engine.submit([work(0, "ab")])
+    assert isinstance(w.step_until(1)[0], Rollout)
+    time.sleep(1.0)  # nothing to do: the engine's loop does not run, so it does not see what becomes of its connections
+    w.engine.submit([work(i, "ab") for i in range(1, 5)])
+    assert all(isinstance(ended, Rollout) for ended in w.step_until(4))
 
 
 def stall(seconds):

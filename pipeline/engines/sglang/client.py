@@ -9,6 +9,11 @@ import msgspec
 from pipeline.errors import EngineError
 
 
+# Less than the five seconds after which a server closes what is idle: the loop may not run when that happens, and the
+# next request would go to a closed connection.
+IDLE_S = 2.0
+
+
 class Client:
     """Belongs to one event loop. Raises EngineError for an error status and when there is no answer.
 
@@ -19,7 +24,8 @@ class Client:
         self.url = url.rstrip("/")
         # As many connections as there are requests, and no deadline but the one of each call.
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_S),
+            timeout=aiohttp.ClientTimeout(total=None),
         )
 
     async def get(self, path: str, deadline_s: float) -> Any:
