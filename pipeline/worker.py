@@ -5,6 +5,7 @@ leave from there. With nothing in flight it sleeps on the socket.
 """
 
 import argparse
+import math
 import signal
 import sys
 import time
@@ -78,6 +79,7 @@ class Worker:
         self._outside = False  # left the rotation; work that was sent before the coordinator knew is not taken
         self._left_at: float | None = None
         self._next_beat = 0.0
+        self._busy_s, self._busy_since = 0.0, math.inf  # with attempts in the engine
 
     def run(self) -> None:
         """Serve until told to stop; raises (after telling the coordinator) when the engine cannot go on."""
@@ -92,6 +94,7 @@ class Worker:
                     if not e.retryable:
                         raise
                     self._leave(e)
+                self._count_busy()
                 self._beat()
             if self._is_leaving:
                 self._send_rollouts()
@@ -226,10 +229,17 @@ class Worker:
             self._socket.send(Rollouts(tuple(self._ended)))
             self._ended, self._next_send = [], time.monotonic() + SEND_EVERY_S
 
+    def _count_busy(self) -> None:
+        """From the end of one turn to that of the next, whatever the turn does, weights and messages included."""
+        now = time.monotonic()
+        self._busy_s += max(0.0, now - self._busy_since)
+        self._busy_since = now if self._num_in_flight() else math.inf
+
     def _beat(self) -> None:
         if time.monotonic() >= self._next_beat:
             self._next_beat = time.monotonic() + HEARTBEAT_S
-            self._socket.send(Heartbeat(self._engine.stats() if self._engine is not None else {}))
+            stats = self._engine.stats() | {"busy_s": self._busy_s} if self._engine is not None else {}
+            self._socket.send(Heartbeat(stats))
 
 
 def main() -> None:

@@ -95,9 +95,7 @@ class Engine(Protocol):
         ...
 
     def stats(self) -> dict[str, float]:
-        """Counters since start: `tokens`, `rollouts`, `busy_s`, `decode_steps` where the engine sees them, and the
-        gauge `slots_used`.
-        """
+        """Counters since start: `tokens`, `rollouts`, `decode_steps` where it sees them; gauge: `slots_used`."""
         ...
 
     def close(self) -> None: ...

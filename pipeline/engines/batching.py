@@ -68,7 +68,7 @@ class BatchingEngine:
         self._ids: set[int] = set()
         self._failures: list[Failure] = []
         self._temperatures = torch.ones(0, 1)
-        self._stats = {"tokens": 0.0, "rollouts": 0.0, "busy_s": 0.0, "decode_steps": 0.0}
+        self._stats = {"tokens": 0.0, "rollouts": 0.0, "decode_steps": 0.0}
 
     def submit(self, work: Sequence[Work]) -> None:
         """Queue attempts; one that is already here is ignored, since a coordinator re-sends after a reconnect."""
@@ -118,7 +118,6 @@ class BatchingEngine:
         self._failures = []
         if not self.num_in_flight:
             return ended
-        start = time.perf_counter()
         self._admit()
         rows = self._decode()
         for row, reason in rows.items():
@@ -128,7 +127,6 @@ class BatchingEngine:
             ended.append(request.rollout(reason, text, self._engine_id))
         self._retire(rows.keys())
         self._stats["rollouts"] += len(rows)
-        self._stats["busy_s"] += time.perf_counter() - start
         return ended
 
     def _admit(self) -> None:

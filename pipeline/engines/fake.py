@@ -120,7 +120,6 @@ class FakeEngine:
         return {
             "tokens": self._num_tokens,
             "rollouts": self._num_rollouts,
-            "busy_s": 0.0,
             "decode_steps": self._num_steps,
             "slots_used": len(self._running),
         }

@@ -40,7 +40,6 @@ def test_every_attempt_ends_once_as_a_valid_rollout(bench):
     assert stats["tokens"] == sum(r.num_tokens for r in ended)
     assert stats["slots_used"] == 0
     assert stats["decode_steps"] > 0
-    assert stats["busy_s"] >= 0
     assert bench.engine.step() == []
 
 

@@ -3,6 +3,7 @@
 from collections import deque
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -199,6 +200,24 @@ def test_rollouts_that_end_within_a_moment_travel_together(weights, monkeypatch)
     messages = [[r.attempt_id for r in m.rollouts] for m in socket.of(Rollouts)]
     # The first has nothing to wait for, and with the last there is nothing more to wait for.
     assert messages == [[0], [1, 2, 3, 4]]
+
+
+def test_an_engine_is_busy_as_long_as_it_has_attempts(weights, monkeypatch):
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr("pipeline.worker.time", SimpleNamespace(monotonic=lambda: clock.now))
+
+    def after(seconds, message=None):
+        def arrive():
+            clock.now += seconds
+            return message
+
+        return arrive
+
+    turn = (after(0.1), after(0.0))  # nothing has come, and a turn takes so long
+    items = WorkItems((work(0, "ab", max_new_tokens=3),))
+    script = [after(5.0, NewWeights(weights(0))), None, after(7.0, items), None, after(0.1), after(0.1), *turn * 4]
+    socket = run("fake", *script, after(2.0), after(2.0), after(2.0), Stop(), None)
+    assert socket.of(Heartbeat)[-1].stats["busy_s"] == pytest.approx(0.2)
 
 
 def test_a_worker_that_leaves_sends_what_has_ended_first(weights, monkeypatch):

@@ -8,7 +8,6 @@ import msgspec
 
 from pipeline.errors import EngineError
 
-
 # Less than the five seconds after which a server closes what is idle: the loop may not run when that happens, and the
 # next request would go to a closed connection.
 IDLE_S = 2.0

@@ -73,8 +73,8 @@ class SGLangEngine:
         self._ids: set[int] = set()
         self._news = asyncio.Event()
         self._may_send = asyncio.Event()  # not while weights change: what is sent then may start under either
-        self._last_step = self._last_end = time.monotonic()
-        self._totals = {"tokens": 0.0, "rollouts": 0.0, "busy_s": 0.0}
+        self._last_end = time.monotonic()
+        self._totals = {"tokens": 0.0, "rollouts": 0.0}
         self._gauges: dict[str, float] = {}
 
     # --- the server ---
@@ -338,9 +338,6 @@ class SGLangEngine:
         """Wait up to `STEP_S` for an answer; return what ended. Raises EngineError when the server is lost."""
         if self._policy_version is None:
             return []
-        now = time.monotonic()
-        self._totals["busy_s"] += (now - self._last_step) * bool(self._running)
-        self._last_step = now
         self._loop.run_until_complete(self._wait_for_news())
         if self._crash is not None:
             raise self._crash
