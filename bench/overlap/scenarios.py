@@ -39,4 +39,4 @@ def split_for(gpus: int, placement: Placement) -> Split:
 
 
 def rates_for(job: Job) -> Rates:
-    return data_sheet_rates("H100", job.model, job.context, job.inputs_per_token, 1)
+    return data_sheet_rates("H100", job.model, job.context, job.train_token_flops, 1)

@@ -65,19 +65,25 @@ def measure(side: Side, tokens: int, seconds: float) -> float:
     """Rollouts a second at the consumer, once they flow."""
     side.start(tokens)
     try:
-        begun = time.perf_counter()
-        while not side.take():
-            if time.perf_counter() - begun > PATIENCE_S:
-                raise TimeoutError(f"nothing has arrived for {PATIENCE_S} s")
+        _some(side)
         warm = time.perf_counter() + WARM_UP_S
         while time.perf_counter() < warm:
-            side.take()
+            _some(side)
         count, started = 0, time.perf_counter()
         while (now := time.perf_counter()) < started + seconds:
-            count += side.take()
+            count += _some(side)
         return count / (now - started)
     finally:
         side.stop()
+
+
+def _some(side: Side) -> int:
+    """What has arrived, at least one rollout; raises TimeoutError when none does."""
+    begun = time.perf_counter()
+    while not (count := side.take()):
+        if time.perf_counter() - begun > PATIENCE_S:
+            raise TimeoutError(f"nothing has arrived for {PATIENCE_S} s")
+    return count
 
 
 def serve(side: Side) -> None:

@@ -1,5 +1,6 @@
 """`ngu plan system`, `measure` and `check`, beside `ngu plan n`. What computes is imported when a verb runs."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -8,6 +9,8 @@ from cyclopts import App, Parameter
 
 from bench.scaling.commands import n
 from pipeline.errors import ConfigError
+
+MAX_BATCH = 100_000  # a plan draws whole batches of rollouts for every split
 
 plan = App(name="plan", help="Prescribe the settings of a run: from a fit, or from models of its devices.")
 plan.command(n)
@@ -85,11 +88,13 @@ def system(
     from bench.planner.work import Job, rounds_of, trained_share
     from pipeline.config import load_config
 
-    if min(batch, group, epochs, max_lag) < 1 or batch < group or not (0 < pass_rate < 1 and 0 <= p_ngu < 1):
+    if not (min(batch, group, epochs, max_lag) >= 1 and group <= batch <= MAX_BATCH and 0 <= prompt < math.inf):
         raise ConfigError(
-            "--batch, --group, --epochs and --max-lag are at least 1, --batch at least --group, --pass-rate between 0 "
-            "and 1 and --p-ngu at least 0 and below 1"
+            f"--group, --epochs and --max-lag are at least 1, --batch at least --group and at most {MAX_BATCH:,}, "
+            "--prompt at least 0"
         )
+    if not (0 < pass_rate < 1 and 0 <= p_ngu < 1):
+        raise ConfigError("--pass-rate is between 0 and 1, --p-ngu at least 0 and below 1")
     rounds = rounds_of(pass_rate, group, p_ngu) if algorithm == "ngu" else 1.0
     share = trained_share(pass_rate, group, algorithm, p_ngu)
     job = Job(read_model(model), read_lengths(lengths), algorithm, prompt, batch, group, epochs, share, rounds)

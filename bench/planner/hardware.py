@@ -84,9 +84,9 @@ def parse_gpus(text: str) -> Gpus:
     return Gpus(match[1].upper(), int(match[2]))
 
 
-def data_sheet_rates(kind: str, model: ModelSize, context: float, inputs_per_token: float, tp: int) -> Rates:
-    """Of an engine of `tp` devices and of a learner's device. A token looks at `context` others in the mean, and for
-    one of a completion the learner reads `inputs_per_token`, prompts included.
+def data_sheet_rates(kind: str, model: ModelSize, context: float, train_token_flops: float, tp: int) -> Rates:
+    """Of an engine of `tp` devices and of a learner's device. A running row looks at `context` tokens in the mean.
+    `train_token_flops`: what the learner does for a token of a completion, its share of the prompt included.
 
     Decoding reads all weights once a step and every row's cache, unless the arithmetic of the rows takes longer:
     max(bytes / bandwidth, 2 P H / FLOP/s), here as the sum of a fixed part and a part for each row.
@@ -98,12 +98,11 @@ def data_sheet_rates(kind: str, model: ModelSize, context: float, inputs_per_tok
         2 * model.active / (sheet.flops * PREFILL_SHARE * tp),
     )
     sync_s = model.weight_bytes(BYTES) / (sheet.link * LINK_SHARE)
-    flops = inputs_per_token * (6 * model.active + 12 * model.layers * model.width * context)
     return Rates(
         decode_step_s=STEP_OVERHEAD_S + model.weight_bytes(BYTES) / bandwidth,
         decode_row_s=row_s,
         train_step_s=TRAIN_STEP_S,
-        train_token_s=flops / (sheet.flops * TRAIN_SHARE),
+        train_token_s=train_token_flops / (sheet.flops * TRAIN_SHARE),
         publish_s=0.0,  # in flight the learner goes on while the engines receive
         load_s=sync_s,
         source=f"data sheet of the {kind}, {TRAIN_SHARE:.0%} of its FLOP/s in training, "

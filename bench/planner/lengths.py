@@ -43,7 +43,7 @@ def read_lengths(text: str) -> Lengths:
         found = _of_ledger(path) if path.suffix == ".sqlite" else np.loadtxt(path, ndmin=1)
     except (OSError, ValueError, sqlite3.Error) as e:
         raise ConfigError(f"--lengths {text}: not MEAN,MAX, a run, nor a file with a number a line ({e})") from None
-    found = found[found > 0]
+    found = found[(found > 0) & np.isfinite(found)]
     if found.size < 2:
         raise ConfigError(f"--lengths {text}: has fewer than two lengths")
     return Lengths(found, is_measured=True)
@@ -60,8 +60,8 @@ def guessed(text: str) -> Lengths:
         mean, most = (float(part) for part in text.split(","))
     except ValueError:
         raise ConfigError(f"--lengths {text}: expected MEAN,MAX in tokens, as in 1357,8192") from None
-    if not 1 <= mean <= most:
-        raise ConfigError(f"--lengths {text}: the mean is at least 1 and at most the limit")
+    if not 1 <= mean <= most < np.inf:
+        raise ConfigError(f"--lengths {text}: the mean is at least 1 and at most the limit, which is finite")
     from scipy.stats import norm
 
     sigma = np.sqrt(np.log1p(GUESSED_CV2))

@@ -21,6 +21,7 @@ from bench.planner.work import ALGORITHMS, Job
 
 Placement = Literal["synchronous", "colocated", "fused", "one_step_off", "in_flight"]
 PLACEMENTS: tuple[Placement, ...] = ("synchronous", "colocated", "fused", "one_step_off", "in_flight")
+SHARING: tuple[Placement, ...] = ("colocated", "fused")  # put engines and learner on the same devices
 DRAWN = 1 << 14  # rollouts in the batches over which the time of the longest is averaged
 ROUNDS = 1000  # drawn to see how long a round of rollouts takes
 PASSES = 10  # until rows and period agree
@@ -104,7 +105,7 @@ def period_of(placement: Placement, job: Job, split: Split, rates: Rates) -> Per
             period_s = max(ends_s, mean_s + learns_s) + update_s
         case _:
             period_s = ends_s + learns_s + update_s
-    if placement in ("colocated", "fused"):  # the same devices: idle is whoever neither generates nor trains
+    if placement in SHARING:  # idle is whoever neither generates nor trains
         idle = 1 - (mean_s + learns_s) / period_s
         return Period(placement, split, period_s, idle, idle, lag)
     return Period(placement, split, period_s, 1 - mean_s / period_s, 1 - learns_s / period_s, lag)
@@ -168,8 +169,9 @@ def _held_token_lag(job: Job, split: Split, periods_per_token: float) -> float:
     So a token is younger than its rollout's first by whole versions, and a rollout of a long round is older than the
     mean when it is trained, which counts for more where that rollout is long itself.
     """
-    versions = np.floor(np.arange(int(job.lengths.largest)) * periods_per_token)
-    younger = np.cumsum(versions)[job.lengths.tokens.astype(int) - 1].mean() / job.lengths.mean
+    spans = job.lengths.tokens * periods_per_token
+    whole = np.floor(spans)
+    younger = (whole * (spans - (whole + 1) / 2)).mean() / spans.mean()  # floor(x), integrated from 0 to the span
     lengths = _rounds(job)
     ends = lengths.max(1)
     later = ((lengths * ends[:, None]).mean() / lengths.mean() - ends.mean()) * periods_per_token

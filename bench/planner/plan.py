@@ -6,7 +6,7 @@ from typing import NamedTuple
 import msgspec
 
 from bench.planner.hardware import BYTES, KINDS, Gpus, Rates, data_sheet_rates
-from bench.planner.placements import PLACEMENTS, Period, Placement, Split, period_of
+from bench.planner.placements import PLACEMENTS, SHARING, Period, Placement, Split, period_of
 from bench.planner.work import Job, Work, depth_s, engine_rows, learner_bytes, work_of
 from pipeline.errors import ConfigError
 
@@ -53,7 +53,8 @@ def make_plan(job: Job, machine: Machine, max_lag: int) -> SystemPlan:
     rows = max_rows(job, machine, tp)
     fit = tp, min_learners, rows
     periods = [best_of(p, job, rates, _splits(p, job, machine.gpus.num, fit, max_lag), max_lag) for p in PLACEMENTS]
-    best = min(periods, key=lambda p: (round(math.log(p.period_s) / SAME), p.lag.token))
+    own = [p for p in periods if p.placement not in SHARING]  # what `ngu train` can be told to do
+    best = min(own, key=lambda p: (round(math.log(p.period_s) / SAME), p.lag.token))
     split = best.split
     cached = split.slots * job.context * job.model.kv_bytes(BYTES)
     memory = Memory(
@@ -80,7 +81,7 @@ def make_plan(job: Job, machine: Machine, max_lag: int) -> SystemPlan:
 def rates_of(job: Job, machine: Machine, tp: int) -> Rates:
     if machine.rates is not None:
         return machine.rates
-    return data_sheet_rates(machine.gpus.kind, job.model, job.context, job.inputs_per_token, tp)
+    return data_sheet_rates(machine.gpus.kind, job.model, job.context, job.train_token_flops, tp)
 
 
 def least_devices(job: Job, machine: Machine) -> tuple[int, int]:
@@ -138,12 +139,12 @@ def _splits(placement: Placement, job: Job, devices: int, fit: tuple[int, int, i
     tp, min_learners, rows = fit
     slots = slots_up_to(rows)
     most = devices // tp
-    if placement in ("colocated", "fused"):
+    shared = placement in SHARING
+    if shared:
         counts = [most]
     else:
         most = (devices - min_learners) // tp
         counts = sorted({max(1, round(most * i / SPLITS)) for i in range(1, SPLITS + 1)})
-    shared = placement in ("colocated", "fused")
     lag = {"one_step_off": 1, "in_flight": max_lag}.get(placement, 0)
     return [
         Split(n, tp, h, devices if shared else devices - n * tp, lag)
@@ -159,6 +160,12 @@ def _says(job: Job, machine: Machine, rates: Rates, best: Period, periods: list[
     gain = by_name["synchronous"].period_s / best.period_s
     bound = "the engines" if best.engine_idle < best.learner_idle else "the learner"
     says = [f"{best.placement.replace('_', ' ')} is {gain:.2f} times synchronous; {bound} set the pace"]
+    sharing = min((by_name[placement] for placement in SHARING), key=lambda p: p.period_s)
+    if sharing.period_s < (1 - SAME) * best.period_s:
+        says.append(
+            f"{sharing.placement} would be {best.period_s / sharing.period_s:.2f} times as fast as that, but "
+            "`ngu train` gives engines and learner devices of their own"
+        )
     if machine.rates is None:
         says.append(
             f"rates are not measured ({rates.source}): a third more or less is likely; `ngu plan measure` knows"

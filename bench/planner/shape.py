@@ -1,5 +1,6 @@
 """The sizes of a model that decide what it costs, from a Hugging Face directory or by hand."""
 
+import math
 from typing import Any
 
 import msgspec
@@ -40,8 +41,8 @@ def read_model(text: str) -> ModelSize:
             params, layers, width = float(parts[0]), int(parts[1]), int(parts[2])
         except ValueError:
             raise ConfigError(f"--model {text}: by hand it is parameters,layers,width, as in 7.6e9,28,3584") from None
-        if min(params, layers, width) <= 0:
-            raise ConfigError(f"--model {text}: parameters, layers and width are above 0")
+        if not (0 < params < math.inf and layers > 0 and width > 0):
+            raise ConfigError(f"--model {text}: parameters, layers and width are numbers above 0")
         return ModelSize(text, params, params, layers, width, width)
     path = resolve_model_path(text, "--model") / "config.json"
     try:

@@ -54,9 +54,22 @@ class Job(msgspec.Struct, frozen=True):
         return self.prompt_tokens + self.lengths.mean * (1 + self.lengths.cv2) / 2
 
     @property
-    def inputs_per_token(self) -> float:
-        """Tokens that the learner reads for one of a completion."""
-        return (self.prompt_tokens + self.lengths.mean) / self.lengths.mean
+    def prompt_flops(self) -> float:
+        """A forward pass over one prompt."""
+        model, prompt = self.model, self.prompt_tokens
+        return prompt * 2 * model.active + 2 * model.layers * model.width * prompt**2
+
+    @property
+    def completion_flops(self) -> float:
+        """The same over one completion that follows its prompt, in the mean."""
+        model, lengths = self.model, self.lengths
+        looks = self.prompt_tokens * lengths.mean + lengths.mean**2 * (1 + lengths.cv2) / 2
+        return lengths.mean * 2 * model.active + 4 * model.layers * model.width * looks
+
+    @property
+    def train_token_flops(self) -> float:
+        """Forward and backward pass of a rollout, for each token of its completion."""
+        return 3 * (self.prompt_flops + self.completion_flops) / self.lengths.mean
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -75,14 +88,10 @@ def work_of(job: Job) -> Work:
     """Of a step: a token costs 2 P forward and 6 P to train, and attention 4 l d for each token it looks at (three
     times that in training). A prompt is read once for its group.
     """
-    active, prompt, lengths = job.model.active, job.prompt_tokens, job.lengths
-    square = lengths.mean**2 * (1 + lengths.cv2)
-    look = 4 * job.model.layers * job.model.width * (prompt * lengths.mean + square / 2)
-    read = prompt * 2 * active + 2 * job.model.layers * job.model.width * prompt**2
-    generation = job.batch / job.group * read + job.batch * (lengths.mean * 2 * active + look)
-    forward = job.batch * ((prompt + lengths.mean) * 2 * active + look)
+    generation = job.batch / job.group * job.prompt_flops + job.batch * job.completion_flops
+    forward = job.batch * (job.prompt_flops + job.completion_flops)
     algorithm = ALGORITHMS[job.algorithm]
-    training = 3 * forward * algorithm.trained * job.epochs * job.trained_share
+    training = job.step_tokens * job.train_token_flops * algorithm.trained * job.epochs * job.trained_share
     return Work(generation, forward * algorithm.forward, training)
 
 

@@ -18,6 +18,7 @@ from bench.suite.results import (
     commit,
     load_average,
     machine,
+    make_history,
     new_key,
     read_history,
     versions,
@@ -46,16 +47,20 @@ def bench(
         width = max(map(len, BENCHMARKS))
         print("\n".join(f"{name:<{width}}  {entry.sentence}" for name, entry in BENCHMARKS.items()))
         return 0
+    benchmarks = make_benchmarks(names, settings)
+    make_history(results)
+    if json is not None and not json.absolute().parent.is_dir():
+        raise ConfigError(f"{json}: its directory does not exist; choose another --json")
     from bench.suite.report import text_table
 
     found = []
-    for name, benchmark in make_benchmarks(names, settings).items():
-        result = _run(name, benchmark)
-        append(results, result)
-        found.append(result)
-        print(text_table(result))
-    if json is not None:
-        write_json(json, found)
+    for name, benchmark in benchmarks.items():
+        found.append(_run(name, benchmark))
+        print(text_table(found[-1]), flush=True)
+        # One by one, so that a later benchmark that fails or is interrupted takes no figures with it.
+        append(results, found[-1])
+        if json is not None:
+            write_json(json, found)
     return 0
 
 

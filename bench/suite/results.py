@@ -99,11 +99,18 @@ def versions() -> dict[str, str]:
     return found
 
 
+def make_history(directory: Path) -> None:
+    """Before minutes of measuring, not after. Raises ConfigError."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise ConfigError(f"{directory}: cannot be created: {e.strerror}; choose another --results") from None
+
+
 def append(directory: Path, result: Result) -> Path:
     """Add a line to DIRECTORY/BENCHMARK.jsonl. Raises ConfigError when it cannot be written."""
     path = directory / f"{result.benchmark}.jsonl"
     try:
-        directory.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
             file.write(msgspec.json.encode(result) + b"\n")
     except OSError as e:

@@ -37,6 +37,8 @@ def test_both_sides_judge_every_answer(tmp_path: Path, monkeypatch: pytest.Monke
             ("pool of 2", "answers/s"),
             ("pool of 2, against the loop", "x"),
         ]
+    targets = {row.what: row.at_least for row in found if row.unit == "x"}
+    assert all(aim == (10.0 if what.startswith(bench.EXACT) else 1.0) for what, aim in targets.items())
     assert all(row.num == 2 and 0 < row.low <= row.median <= row.high for row in found)
 
 

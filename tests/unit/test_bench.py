@@ -32,10 +32,16 @@ class Toy(Benchmark, frozen=True):
         return [figure(f"size {n}", "things/s", [n * i for i in counts], at_least=1.5) for n in self.sizes]
 
 
+class Broken(Benchmark, frozen=True):
+    def run(self, say: Say) -> list[Row]:
+        raise NguError("its peer has died")
+
+
 @pytest.fixture(autouse=True)
 def toys(monkeypatch: pytest.MonkeyPatch) -> None:
     toy = Entry(f"{__name__}:Toy", "a toy | of a benchmark")
-    monkeypatch.setattr(registry, "BENCHMARKS", registry.BENCHMARKS | {"toy": toy, "toy2": toy})
+    broken = Entry(f"{__name__}:Broken", "fails")
+    monkeypatch.setattr(registry, "BENCHMARKS", registry.BENCHMARKS | {"toy": toy, "toy2": toy, "broken": broken})
 
 
 def test_every_benchmark_is_there_and_listed_with_its_sentence(tmp_path: Path, capsys):
@@ -68,6 +74,22 @@ def test_a_run_prints_writes_and_appends_and_the_report_draws_it(tmp_path: Path,
     assert "2 met, 1 open, 0 missed" in page and "- no peer here" in page
     assert "| size 4 | 12 things/s |" in page and "| size 2 | 4 things/s |" in page
     assert (tmp_path / "page" / "report.png").read_bytes().startswith(PNG)
+
+
+def test_a_benchmark_that_fails_takes_no_figures_with_it(tmp_path: Path):
+    file = tmp_path / "all.json"
+    with pytest.raises(NguError, match="its peer has died"):
+        bench("toy", "broken", json=file, results=tmp_path)
+    assert [r["benchmark"] for r in json.loads(file.read_bytes())] == ["toy"]
+    assert len(read_history(tmp_path)["toy"]) == 1
+
+
+def test_where_nothing_can_be_written_nothing_is_measured(tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="choose another --results"):
+        bench("broken", results=tmp_path / "file" / "history")
+    with pytest.raises(ConfigError, match="choose another --json"):
+        bench("broken", json=tmp_path / "nowhere" / "all.json", results=tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,17 @@
 
 import json
 import math
+import sys
 from pathlib import Path
 
 import pytest
 
 from bench.suite.base import Row
-from bench.suite.e2e import bench, ours
+from bench.suite.e2e import bench, ours, trl
 from bench.suite.e2e.bench import E2EBench, cost_to
-from bench.suite.e2e.runs import Mark, Run, Trained, put_aside
+from bench.suite.e2e.runs import Mark, Run, Trained, put_aside, run_to_end
 from bench.suite.e2e.trl import TrlConfig
+from pipeline.errors import NguError
 
 
 def step_record(step: int, wall_s: float, busy_s: float, engine: str) -> dict:
@@ -42,6 +44,46 @@ def test_a_run_of_ours_is_read_from_its_metrics(engine: str, tmp_path: Path):
     assert found.startup_s == 10.0 and found.marks[-1].step == 5
     assert found.engine_idle == pytest.approx(0.1)  # 1.8 of every 2 seconds, whatever came before
     assert found.learner_idle == pytest.approx(1 - 5 * 0.75 / 10)
+
+
+LAUNCHER = """
+import signal, sys, time
+from pathlib import Path
+signal.signal(signal.SIGTERM, lambda *_: (Path("in order").touch(), sys.exit()))
+Path("runs").touch()
+time.sleep(600)
+"""
+
+
+def test_a_run_that_is_interrupted_ends_in_order_and_one_that_fails_says_how(tmp_path: Path):
+    """A launcher that is killed would leave its workers behind, which keep the cores busy."""
+
+    def interrupt() -> None:
+        if (tmp_path / "runs").exists():
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_to_end([sys.executable, "-c", LAUNCHER], tmp_path, interrupt, cwd=tmp_path)
+    assert (tmp_path / "in order").exists()
+    with pytest.raises(NguError, match=f"{tmp_path}/log: status 3, and at its end: no memory"):
+        run_to_end([sys.executable, "-c", "print('no memory\\n'); raise SystemExit(3)"], tmp_path)
+
+
+def test_the_trainer_of_others_is_told_where_its_figures_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It runs in a directory of its own."""
+
+    def run(argv: list[str], directory: Path, **_: object) -> float:
+        told = Path(argv[-2])
+        assert told.is_absolute() and told.samefile(directory)
+        mark = {"step": 1, "seconds": 2.0, "rollouts": 384, "tokens": 5, "core_s": 3.0}
+        (told / "figures.json").write_text(json.dumps({"marks": [mark], "generate_s": 1.0, "learn_s": 0.5}))
+        (told / "models" / "1").mkdir(parents=True)
+        return 10.0
+
+    monkeypatch.setattr(trl, "run_to_end", run)
+    monkeypatch.chdir(tmp_path)
+    found = trl.train(Path("python"), Path("out"), 0, TrlConfig(), 2)
+    assert (found.startup_s, found.engine_idle, found.learner_idle) == (8.0, 0.5, 0.75)
 
 
 def test_weights_are_put_aside_whole_or_not_at_all(tmp_path: Path):

@@ -94,6 +94,14 @@ def test_work_is_2p_a_token_forward_and_6p_trained():
     assert attention.generation == pytest.approx(4 * 2 * 10 * 100**2 / 2, rel=1e-3)
 
 
+def test_training_takes_the_same_work_in_a_rate_as_in_a_total():
+    """Also where prompts are so long that attention over them is most of it."""
+    made = job(prompt_tokens=60_000.0)
+    assert rates_for(made).train_token_s * 0.4 * 989e12 * made.step_tokens == pytest.approx(work_of(made).training)
+    read = 60_000 * 2 * QWEN_7B.active + 4 * 28 * 3584 * 60_000**2 / 2
+    assert work_of(made).training > 3 * made.batch * read, "attention within the prompt is work too"
+
+
 def test_never_give_up_draws_and_trains_as_the_closed_forms_say():
     rng = np.random.default_rng(0)
     p, k, p_ngu, rounds, trained, n = 0.1, 4, 0.8, 0, 0, 20_000
@@ -143,6 +151,11 @@ def test_a_plan_fits_the_memory_and_in_flight_wins(tmp_path):
     assert periods["fused"] <= periods["colocated"]
     assert plan.depth_s == depth_s(job(batch=512, group=8), plan.rates)
     assert any("not measured" in line for line in plan.says)
+    short = job(batch=1024, group=8, prompt_tokens=256.0, lengths=guessed("5,50"))
+    plan = make_plan(short, Machine(Gpus("H100", 4), None), 4)
+    assert min(plan.periods, key=lambda p: p.period_s).placement == "fused"
+    assert plan.best.split.engines + plan.best.split.learners == 4, "each device once, as `ngu train` has them"
+    assert any("fused would be" in line for line in plan.says)
     big = ModelSize("big", 400e9, 400e9, 100, 16384, 1024)
     with pytest.raises(ConfigError, match="need"):
         make_plan(job(model=big), Machine(Gpus("H100", 8), None), 4)
@@ -230,7 +243,13 @@ def test_the_command_says_it_in_words_as_json_and_as_the_config_of_a_slurm_job(t
         ({"--lengths": "nowhere.txt"}, "MEAN,MAX"),
         ({"--model": "7e9,x,1"}, "parameters,layers,width"),
         ({"--model": "400e9,100,16384"}, "take more of them"),
+        ({"--lengths": "5,inf"}, "finite"),
+        ({"--model": "inf,28,3584"}, "numbers above 0"),
+        ({"--gpus": "H100x1"}, "N of 2 or more"),
+        ({"--prompt": "nan"}, "--prompt at least 0"),
+        ({"--pass-rate": "nan"}, "--pass-rate is between 0 and 1"),
         ({"--batch": "4"}, "--batch at least --group"),
+        ({"--batch": "1000000000"}, "at most 100,000"),
         ({"--measured": "nowhere.json"}, "ngu plan measure"),
     ],
 )

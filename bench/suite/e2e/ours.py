@@ -2,19 +2,15 @@
 
 import re
 import shutil
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
-from bench.suite.e2e.runs import Mark, Trained, put_aside
-from pipeline.errors import NguError
+from bench.suite.e2e.runs import Mark, Trained, put_aside, run_to_end
 from pipeline.metrics import Record, current_records, read_records
 
-POLL_S = 0.1
 TAIL_STEPS = 2
 
 
@@ -23,27 +19,13 @@ def train(directory: Path, seed: int, settings: Sequence[str], every_steps: int)
     shutil.rmtree(directory, ignore_errors=True)
     models = directory / "models"
     models.mkdir(parents=True)
-    run_dir, log = directory / "run", directory / "log"
+    run_dir = directory / "run"
     # Evaluation during training is off; what is held out stays, for the problems to train on are drawn around it.
     fixed = ["eval.every_steps=0", "eval.final_num_rollouts=1", f"daemon.checkpoint_every_steps={every_steps}"]
     argv = [sys.executable, "-m", "pipeline.cli", "train", *fixed, *settings]
     argv += ["--seed", str(seed), "--run-dir", str(run_dir), "--no-tui"]
-    started = time.monotonic()
-    with log.open("wb") as file:
-        # A process group of its own: Ctrl-C reaches the benchmark alone, which ends the run in order.
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=file, stderr=file, process_group=0)
-    try:
-        while process.poll() is None:
-            _collect(run_dir, models)
-            time.sleep(POLL_S)
-    finally:
-        if process.poll() is None:
-            process.terminate()
-            process.wait()
-    wall_s = time.monotonic() - started
+    wall_s = run_to_end(argv, directory, lambda: _collect(run_dir, models))
     _collect(run_dir, models)
-    if process.returncode:
-        raise NguError(f"{run_dir}: {log.read_text(errors='replace').strip().splitlines()[-1]}")
     return _read(run_dir, models, wall_s)
 
 

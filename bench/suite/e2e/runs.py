@@ -6,9 +6,16 @@ on the same problems. So no side pays for evaluation while its clock runs, and n
 
 import os
 import shutil
+import subprocess
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
+
+from pipeline.errors import NguError
+
+POLL_S = 0.1
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -68,3 +75,33 @@ def put_aside(model: Path, to: Path) -> bool:
         return False
     partial.rename(to)
     return True
+
+
+def run_to_end(
+    argv: Sequence[str],
+    directory: Path,
+    while_it_runs: Callable[[], None] = lambda: None,
+    cwd: Path | None = None,
+    env: dict[str, str] | None = None,
+) -> float:
+    """Seconds that a command took; its output goes to DIRECTORY/log. Raises NguError with its last line if it fails."""
+    started = time.monotonic()
+    log = directory / "log"
+    with log.open("wb") as file:
+        # A process group of its own: Ctrl-C reaches the benchmark alone, which ends the run in order. A launcher that
+        # is killed instead leaves its workers behind.
+        process = subprocess.Popen(
+            argv, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=file, stderr=file, process_group=0
+        )
+    try:
+        while process.poll() is None:
+            while_it_runs()
+            time.sleep(POLL_S)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait()
+    if process.returncode:
+        last = log.read_text(errors="replace").strip().rpartition("\n")[2]
+        raise NguError(f"{log}: status {process.returncode}, and at its end: {last}")
+    return time.monotonic() - started

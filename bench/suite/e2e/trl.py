@@ -2,16 +2,13 @@
 
 import json
 import shutil
-import subprocess
-import time
 from pathlib import Path
 
 import msgspec
 
-from bench.suite.e2e.runs import Mark, Trained
+from bench.suite.e2e.runs import Mark, Trained, run_to_end
 from bench.suite.peers import environment
 from bench.suite.results import ROOT
-from pipeline.errors import NguError
 from pipeline.sections import PositiveInt, Section
 
 
@@ -34,24 +31,10 @@ def train(python: Path, directory: Path, seed: int, config: TrlConfig, every_ste
     """Run to its end in `directory`, which is emptied first. Raises NguError when the run fails."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
-    log = directory / "log"
     settings = msgspec.to_builtins(config) | {"seed": seed, "save_every": every_steps}
     launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={config.processes}"]
-    argv = [str(python), *launch, "-m", "bench.peers.grpo", str(directory), json.dumps(settings)]
-    started = time.monotonic()
-    with log.open("wb") as file:
-        done = subprocess.run(
-            argv,
-            cwd=ROOT,
-            env=environment(config.threads),
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=file,
-            check=False,
-        )
-    wall_s = time.monotonic() - started
-    if done.returncode:
-        raise NguError(f"{directory}: {log.read_text(errors='replace').strip().splitlines()[-1]}")
+    argv = [str(python), *launch, "-m", "bench.peers.grpo", str(directory.absolute()), json.dumps(settings)]
+    wall_s = run_to_end(argv, directory, cwd=ROOT, env=environment(config.threads))
     found = json.loads((directory / "figures.json").read_bytes())
     marks = [Mark(0, 0.0, 0, 0, 0.0), *(Mark(**mark) for mark in found["marks"])]
     models = {int(path.name): path for path in (directory / "models").iterdir()}
