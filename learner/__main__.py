@@ -19,7 +19,7 @@ import torch
 from learner.checkpoint import open_learner, save_checkpoint
 from learner.model import export_model_dir, num_token_ids
 from learner.ranks import Ranks, alone, join_ranks, leave_ranks, num_on_node
-from learner.recording import Recorder, StepRecord
+from learner.recording import Recorder, StepRecord, keep_refused
 from pipeline import tracing
 from pipeline.channels import ENDPOINT, PeerSocket, introduction
 from pipeline.checkpoints import partial_dir
@@ -120,19 +120,18 @@ class LearnerRole:
         with tracing.span("step", version=self.learner.policy_version + 1, groups=len(batch.groups)):
             report = self.learner.step(batch.groups, batch.num_attempts, self._on_progress)
         if report.warning and self.ranks.is_first:
-            self._keep_refused(batch, report.warning)
+            kept = keep_refused(self.run_dir, report.policy_version, batch)
+            print(f"{report.warning}; its batch is kept at {kept}", file=sys.stderr, flush=True)
         publish_started = time.perf_counter()
         notice = self._publish()
         report.metrics["publish_s"] = time.perf_counter() - publish_started
         if self.recorder is not None:
             with tracing.span("record"):
                 self.recorder.write(StepRecord(report.policy_version, batch, self.learner.config, notice.checksum))
-        checkpoint = partial_dir(self.run_dir, report.policy_version) if batch.checkpoint else None
-        if checkpoint is not None:
-            self._save(checkpoint)
-        where = None if checkpoint is None else str(checkpoint)
         warning = report.warning or report.alarm
-        self.socket.send(StepDone(report.policy_version, notice, report.metrics, where, warning))
+        self.socket.send(StepDone(report.policy_version, notice, report.metrics, warning=warning))
+        if batch.checkpoint:  # after that, for which engines wait
+            self._save_now(str(partial_dir(self.run_dir, report.policy_version)), notice)
         return notice
 
     def _on_progress(self) -> None:
@@ -155,13 +154,6 @@ class LearnerRole:
     def _save(self, directory: Path) -> None:
         with tracing.span("checkpoint"):
             save_checkpoint(directory, self.learner, self.tokenizer)
-
-    def _keep_refused(self, batch: Batch, warning: str) -> None:
-        """A batch that could not be trained on is evidence: keep it as it came over the wire."""
-        path = self.run_dir / "refused" / f"batch_{self.learner.policy_version:06d}.msgpack"
-        path.parent.mkdir(exist_ok=True)
-        path.write_bytes(msgspec.msgpack.encode(batch))
-        print(f"{warning}; its batch is kept at {path}", file=sys.stderr, flush=True)
 
     def _heartbeat(self) -> None:
         now = time.monotonic()

@@ -15,6 +15,7 @@ from pipeline.messages import Batch
 from pipeline.rundir import write_atomic
 
 DIGEST_BYTES = 8
+REFUSED_KEPT = 8  # after so many in a row the run ends
 
 
 class StepRecord(msgspec.Struct, frozen=True):
@@ -58,6 +59,16 @@ class Recorder:
                 path.unlink()
 
 
+def keep_refused(run_dir: Path, step: int, batch: Batch) -> Path:
+    """A batch that could not be trained on is evidence: keep it as it came over the wire, and some before it."""
+    path = run_dir / "refused" / f"batch_{step:06d}.msgpack"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(msgspec.msgpack.encode(batch))
+    for old in sorted(path.parent.iterdir(), key=lambda file: file.stat().st_mtime_ns)[:-REFUSED_KEPT]:
+        old.unlink()
+    return path
+
+
 def recorded_steps(run_dir: Path) -> list[int]:
     """The steps of which a record is kept, ascending."""
     return list(_files(run_dir))
@@ -76,4 +87,4 @@ def read_record(run_dir: Path, step: int) -> StepRecord:
 
 
 def _files(run_dir: Path) -> dict[int, Path]:
-    return {int(path.stem): path for path in sorted((run_dir / "steps").glob("[0-9]*.msgpack"))}
+    return dict(sorted((int(path.stem), path) for path in (run_dir / "steps").glob("[0-9]*.msgpack")))

@@ -15,6 +15,7 @@ from learner.learner import Learner
 from learner.model import load_reference
 from learner.recording import StepRecord, read_record, recorded_steps
 from learner.report import StepReport
+from pipeline import checkpoints
 from pipeline.config import Config, override_config
 from pipeline.errors import ConfigError, WeightError
 from pipeline.learner_config import LearnerConfig
@@ -174,12 +175,12 @@ def _cosine(a: Tensor, b: Tensor) -> float | None:
 
 def _intact_checkpoints(run_dir: Path) -> Iterator[tuple[int, Path]]:
     """(policy version, directory), the newest first."""
-    for path in sorted((run_dir / "checkpoints").glob("step_*"), reverse=True):
+    for path in reversed(checkpoints.published(run_dir)):
         try:
             verify_manifest(path)
         except WeightError:
             continue
-        yield int(path.name.removeprefix("step_")), path
+        yield checkpoints.step_of(path), path
 
 
 def _reach(base: int, recorded: set[int]) -> Iterator[int]:

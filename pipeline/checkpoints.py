@@ -4,7 +4,6 @@
 with a dot is unfinished and never read.
 """
 
-import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -96,16 +95,18 @@ def _header(num: int, few: int, many: bytes, most: bytes) -> bytes:
 
 
 def publish(run_dir: Path, directory: Path, snapshot: Snapshot) -> Path:
-    """Add the coordinator's part to the learner's in `directory` and make the checkpoint visible; keeps the newest
-    `NUM_KEPT`.
+    """Add the coordinator's part to the learner's in `directory` and make the checkpoint visible, once all of it is on
+    the disk; keeps the newest `NUM_KEPT`.
     """
     _write(directory / _FILE, snapshot)
+    for path in (*directory.rglob("*"), directory):
+        sync(path)
     final = run_dir / "checkpoints" / f"step_{snapshot.policy_version:06d}"
     if final.exists():  # the last periodic checkpoint and the closing one can fall on the same step
         shutil.rmtree(final)
     directory.rename(final)
     sync(final.parent)
-    for old in _complete(run_dir)[:-NUM_KEPT]:
+    for old in published(run_dir)[:-NUM_KEPT]:
         shutil.rmtree(old)
     return final
 
@@ -122,8 +123,6 @@ def _write(path: Path, snapshot: Snapshot) -> None:
                 began = time.perf_counter()
         file.seek(0)
         file.write(digest.digest())
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def load(path: Path) -> Snapshot:
@@ -150,7 +149,7 @@ def latest(run_dir: Path) -> Path | None:
     """The newest checkpoint of which every byte is intact, or None. Raises OtherVersion, as `load` does: to go on from
     nothing would lose the run.
     """
-    for path in reversed(_complete(run_dir)):
+    for path in reversed(published(run_dir)):
         try:
             verify_manifest(path)
             load(path)
@@ -186,9 +185,24 @@ def _remove(run_dir: Path, pattern: str) -> None:
 
 def oldest_step(run_dir: Path) -> int:
     """The earliest step that the run could go back to; 0 if there is no checkpoint."""
-    complete = _complete(run_dir)
-    return int(complete[0].name.removeprefix("step_")) if complete else 0
+    kept = published(run_dir)
+    return step_of(kept[0]) if kept else 0
 
 
-def _complete(run_dir: Path) -> list[Path]:
-    return sorted((run_dir / "checkpoints").glob("step_*"))
+def published(run_dir: Path) -> list[Path]:
+    """What was published and is kept, intact or not, the newest last; by number, as the millionth step has a longer
+    name than the others.
+    """
+    return sorted((run_dir / "checkpoints").glob("step_*"), key=step_of)
+
+
+def newest_bytes(run_dir: Path) -> int:
+    """What the newest checkpoint takes of the disk; 0 if there is none, or it is being replaced."""
+    try:
+        return sum(path.stat().st_size for path in published(run_dir)[-1].rglob("*"))
+    except (IndexError, FileNotFoundError):
+        return 0
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step_"))

@@ -294,12 +294,18 @@ def _peer_line(name: str, peer: dict[str, Any]) -> str:
 
 
 def _saved(run_dir: Path) -> str:
+    from pipeline import checkpoints
+
     facts = rundir.read_status(run_dir)
-    found = sorted((run_dir / "checkpoints").glob("step_*"))
-    if not found:
-        return f"{facts.get('state', 'stopped')}; no step was finished, so there is no checkpoint"
-    saved = f"{facts.get('state', 'stopped')} at step {facts.get('step', 0)}; saved {shown(found[-1])}"
-    return saved if facts.get("state") == "finished" else f"{saved}; ngu resume {shown(run_dir)}"
+    state, step = facts.get("state", "stopped"), facts.get("step", 0)
+    kept = checkpoints.published(run_dir)
+    if not (kept or step):
+        return f"{state}; no step was finished, so there is no checkpoint"
+    saved = f"saved {shown(kept[-1])}" if kept else "no checkpoint was saved"
+    if step > (checkpoints.step_of(kept[-1]) if kept else 0):  # the learner was away
+        saved += ", and the batches since"
+    saved = f"{state} at step {step}; {saved}"
+    return saved if state == "finished" else f"{saved}; ngu resume {shown(run_dir)}"
 
 
 def shown(path: Path) -> str:

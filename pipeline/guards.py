@@ -2,23 +2,27 @@
 machine runs out of (the coordinator does, between two turns of its loop).
 """
 
+import math
 import os
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from pipeline import rundir
+from pipeline import checkpoints, rundir
 from pipeline.errors import NguError
 
 PERIOD_S = 1.0
-# A checkpoint of the built-in model is a few MB; larger ones are refused by the learner's own write, with its reason.
-MIN_FREE_BYTES = 512 << 20
+MIN_FREE_BYTES = 512 << 20  # beside what one more checkpoint takes
 MEMORY_PERIOD_S = 5.0
+OVERDUE_PERIOD_S = 10.0
 NEAR_FRAC = 0.9  # of the bound on memory: a warning from here on, and what a run that was over it must fall below
 MIN_JUMP_S = 5.0
+# A look that comes so much later than it was due: this process was stopped, perhaps with all others of the job, and it
+# may be the first to go on.
+MAX_LATE_S = 5.0
 MAX_READING_S = 1.0  # between two clocks: longer, and the process was stopped there
 RESTART_WINDOW_S = 3600.0
 MAX_RESTART_WAIT_S = 60.0
@@ -28,12 +32,13 @@ _PAGE_BYTES = os.sysconf("SC_PAGESIZE")
 class HangWatch:
     """Finds hung processes by what the coordinator's loop reports in status.json, and itself by the file's age.
 
-    A process is judged from its first word on, so a slow start is not a hang.
+    A process is judged from its first word on, so a slow start is not a hang; and by no time in which this one did not
+    run itself.
     """
 
     def __init__(self, run_dir: Path, hang_s: float, clock: Callable[[], float] = time.monotonic):
         self._run_dir, self._hang_s, self._clock = run_dir, hang_s, clock
-        self._due = 0.0
+        self._due, self._awake = clock(), -math.inf  # since when this process has not been stopped
         self._stamp = self._read_stamp()  # left by an earlier life
         self._changed: float | None = None
 
@@ -42,6 +47,8 @@ class HangWatch:
         now = self._clock()
         if now < self._due:
             return {}
+        if now - self._due > MAX_LATE_S:
+            self._awake = now
         self._due = now + PERIOD_S
         if (stamp := self._read_stamp()) != self._stamp:
             self._stamp, self._changed = stamp, now
@@ -51,12 +58,13 @@ class HangWatch:
             status = rundir.read_status(self._run_dir)
         except NguError:
             return {}
-        age = now - self._changed
-        if age > self._hang_s:
+        age, awake_s = now - self._changed, now - self._awake
+        if min(age, awake_s) > self._hang_s:
             return {status["pid"]: f"has not written status.json for {age:.0f} s"}
         silent = ((peer["pid"], peer["silent_s"] or 0.0) for peer in status.get("peers", {}).values())
         # A process on another machine has no id here; the gateway gives up on it.
-        return {pid: f"has said nothing for {s:.0f} s" for pid, s in silent if pid and s > self._hang_s}
+        hung = {pid: s for pid, s in silent if pid and min(s, awake_s) > self._hang_s}
+        return {pid: f"has said nothing for {s:.0f} s" for pid, s in hung.items()}
 
     def _read_stamp(self) -> int | None:
         try:
@@ -100,17 +108,19 @@ class DiskGuard:
         self._due = 0.0
         self.is_full = False
         self.free_bytes = 0
+        self.checkpoint_bytes = 0  # of the newest one
 
     def changed(self) -> bool:
         """Whether `is_full` is another than at the last look; looks at most once a second.
 
-        It stays full until twice the bound is free, or a run at the bound would pause and go on all the time.
+        It stays full until `MIN_FREE_BYTES` more are free, or a run at the bound would pause and go on all the time.
         """
         if time.monotonic() < self._due:
             return False
         self._due = time.monotonic() + PERIOD_S
         before, self.free_bytes = self.is_full, self._free_bytes(self._run_dir)
-        self.is_full = self.free_bytes < (2 if before else 1) * MIN_FREE_BYTES
+        self.checkpoint_bytes = checkpoints.newest_bytes(self._run_dir)
+        self.is_full = self.free_bytes < self.checkpoint_bytes + (2 if before else 1) * MIN_FREE_BYTES
         return self.is_full != before
 
 
@@ -134,6 +144,26 @@ class MemoryGuard:
         else:
             self.level = "over" if before == "over" or self.resident_bytes >= self._bound_bytes else "near"
         return self.level != before
+
+
+class OverdueGuard:
+    """Knows since when each attempt has been with an engine, from looks `OVERDUE_PERIOD_S` apart.
+
+    A request that its server has lost, or a worker that takes work and gives none back, would keep a run from its end.
+    """
+
+    def __init__(self, clock: Callable[[], float]):
+        self._clock, self._due = clock, 0.0
+        self._since: dict[int, float] = {}
+
+    def overdue(self, held: Callable[[], Iterable[int]], bound_s: float) -> list[int]:
+        """Of the attempts `held` now those that have been for more than `bound_s`."""
+        now = self._clock()
+        if now < self._due:
+            return []
+        self._due = now + OVERDUE_PERIOD_S
+        self._since = {attempt_id: self._since.get(attempt_id, now) for attempt_id in held()}
+        return [attempt_id for attempt_id, since in self._since.items() if now - since > bound_s]
 
 
 class ClockGuard:

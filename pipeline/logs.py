@@ -42,6 +42,7 @@ class RoleLog:
         self.path = directory / f"{role}.log"
         self._role = role
         self._last: deque[str] = deque(maxlen=LAST_LINES)
+        self._num_lost = 0  # lines, since the last that could be written
         self._lock = threading.Lock()  # a process that was killed may leave children that still print
         self._reader: threading.Thread | None = None
 
@@ -58,14 +59,26 @@ class RoleLog:
             return list(self._last)
 
     def write(self, pid: int, text: str) -> None:
-        line = msgspec.json.encode(Line(time.time(), self._role, pid, _level(text), text)) + b"\n"
+        """A line that the disk has no room for is counted: an error here would end the role by its broken pipe, or the
+        supervisor.
+        """
         with self._lock:
             if text.strip():
                 self._last.append(text)
-            if self.path.exists() and self.path.stat().st_size + len(line) > MAX_LOG_BYTES:
-                self._rotate()
-            with self.path.open("ab") as file:
-                file.write(line)
+            try:
+                if self._num_lost:
+                    self._append(pid, f"warning: {self._num_lost} lines were lost here, which could not be written")
+                self._num_lost = 0
+                self._append(pid, text)
+            except OSError:
+                self._num_lost += 1
+
+    def _append(self, pid: int, text: str) -> None:
+        line = msgspec.json.encode(Line(time.time(), self._role, pid, _level(text), text)) + b"\n"
+        if self.path.exists() and self.path.stat().st_size + len(line) > MAX_LOG_BYTES:
+            self._rotate()
+        with self.path.open("ab") as file:
+            file.write(line)
 
     def _copy(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdout is not None

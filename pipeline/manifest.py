@@ -13,14 +13,9 @@ _SEAL_BYTES = 17  # 16 hexadecimal digits and a line end
 
 
 def write_manifest(directory: Path, files: Iterable[Path]) -> None:
-    """Make `files`, all below `directory`, durable and seal them."""
-    files = list(files)
-    for path in files:
-        sync(path)
+    """Seal `files`, all below `directory`, which whoever publishes it syncs to the disk."""
     body = "".join(f"{_entry(directory, path)}\n" for path in files).encode()
     (directory / MANIFEST).write_bytes(body + _seal(body))
-    for path in (directory / MANIFEST, *sorted({path.parent for path in files}), directory):
-        sync(path)
 
 
 def verify_manifest(directory: Path) -> None:

@@ -372,9 +372,9 @@ class BatchRequest(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="
 class StepDone(msgspec.Struct, frozen=True, array_like=True, gc=False, tag="step_done"):
     """One optimizer step finished (or, at start, none yet: `metrics` is empty and `policy_version` is the start).
 
-    `checkpoint` names the directory, not yet complete, where the learner wrote its part; the coordinator adds its own
-    part and publishes it by rename. `warning` is one line when the learner refused to update on this batch or distrusts
-    its logprobs.
+    `checkpoint` names the directory, not yet complete, where the learner wrote its part of a checkpoint, of a version
+    that it has announced before; the coordinator adds its own part and publishes it by rename. `warning` is one line
+    when the learner refused to update on this batch or distrusts its logprobs.
     """
 
     policy_version: int

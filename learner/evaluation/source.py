@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from pipeline.checkpoints import published
 from pipeline.config import Config, load_config
 from pipeline.errors import ConfigError, WeightError
 from pipeline.manifest import MANIFEST, verify_manifest
@@ -43,7 +44,7 @@ def find_model(name: str) -> ModelSource:
 
 def _newest_checkpoint(run_dir: Path) -> Path | None:
     """The newest checkpoint whose model is intact; the coordinator's part, which only resuming needs, may be torn."""
-    for path in sorted((run_dir / "checkpoints").glob("step_*"), reverse=True):
+    for path in reversed(published(run_dir)):
         with contextlib.suppress(WeightError):
             verify_manifest(path)
             return path

@@ -119,6 +119,11 @@ class CreditQueue(Generic[T]):
             self._roomy.discard(peer)
         return {peer.name: items}
 
+    @property
+    def held(self) -> dict[int, str]:
+        """Who holds what."""
+        return {item_id: peer.name for item_id, (peer, _) in self._held.items()}
+
     def clear(self) -> None:
         """Forget the items that wait."""
         self._waiting.clear()

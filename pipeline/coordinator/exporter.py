@@ -17,6 +17,7 @@ from prometheus_client.registry import Collector
 from pipeline.config import TelemetryConfig
 from pipeline.coordinator.loop import Coordinator
 from pipeline.coordinator.queues import queues
+from pipeline.coordinator.records import of_verifiers
 from pipeline.errors import ConfigError
 from pipeline.ledger import FATES
 
@@ -84,9 +85,8 @@ def _now(coordinator: Coordinator) -> list[Metric]:
     engines = {n: s["slots_used"] for n, s in coordinator.peers.stats.items() if "slots_used" in s}
     answers = {
         (name, quantile): said[f"child_{quantile}_ms"] / 1000
-        for name, said in coordinator.peers.stats.items()
+        for name, said in of_verifiers(coordinator.peers.stats).items()
         for quantile in ("p50", "p99")
-        if "child_p99_ms" in said
     }
     state = {(coordinator.state, coordinator.mode): 1.0}
     return [

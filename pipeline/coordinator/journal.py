@@ -140,9 +140,12 @@ class Journal:
         self.serial, self._num_bytes, self._file = self.serial + 1, 0, None
         return until_now
 
-    def drop_before(self, serial: int) -> None:
-        """The checkpoint that segment `serial` follows is published: delete what no checkpoint needs that is kept."""
-        self._followed = [*self._followed[1 - NUM_KEPT :], serial]
+    def drop_before(self, serial: int, is_again: bool = False) -> None:
+        """The checkpoint that segment `serial` follows is published, in the place of the one before it if `is_again`:
+        delete what no checkpoint needs that is kept.
+        """
+        kept = self._followed[:-1] if is_again else self._followed
+        self._followed = [*kept[1 - NUM_KEPT :], serial]
         for path in self._segments():
             if int(path.name) < self._followed[0]:
                 path.unlink()
@@ -154,8 +157,9 @@ class Journal:
         OtherVersion for whole entries that this version does not know.
         """
         self.serial, expected = serial, serial
-        self._followed = [serial]
-        for path in self._segments():
+        segments = self._segments()
+        self._followed = [*(int(path.name) for path in segments[:1] if int(path.name) < serial), serial]
+        for path in segments:
             if int(path.name) < serial:
                 continue
             if int(path.name) != expected:

@@ -326,8 +326,7 @@ class Coordinator:
         """
         if self.saver.is_busy:  # maybe with the closing one, whose learner is gone by now
             return
-        learner = self.peers.learner
-        if learner is None or not self.lineage.has_all:
+        if (learner := self.peers.learner) is None or not self.lineage.has_all:
             if self.stop_requested:
                 self._end("stopped")
         elif not self.lineage.is_closing:
@@ -349,6 +348,8 @@ class Coordinator:
                 self._end("stopped" if self.stop_requested else "finished")
 
     def _end(self, state: Literal["finished", "stopped"]) -> None:
+        if self.saver.newest < (step := self.policy_version):
+            self.tally.warn(f"no checkpoint of step {step}, as the learner was away: `ngu resume` takes it again")
         if state == "finished":
             self.flow.cancel_waiting()
         self.records.write("levels", **self.tally.totals())
@@ -366,6 +367,7 @@ class Coordinator:
 
     def recover(self, snapshot: Snapshot | None) -> None:
         """Go on after a checkpoint (None: after none) and what the journal holds since; before the first turn."""
+        self.saver.newest = snapshot.policy_version if snapshot is not None else -1
         self.resumed = recover(self.flow, self.task, snapshot, self._apply_config)
         self.journal.write(Configured(dump_config(self.config)))
 

@@ -155,9 +155,11 @@ class Peers:
         if boot_id == self.known[name].boot_id:
             self.lose(name)
 
-    def lose_dead_engines(self) -> None:
-        """Those of this machine whose processes have ended: the next of that name may be long in coming."""
-        for name in self.named("engine", "evaluator"):
+    def lose_dead(self) -> None:
+        """Engines and the learner, if their processes on this machine have ended: the next of that name may be long in
+        coming, or, where the run stops, never come.
+        """
+        for name in self.named("engine", "evaluator", "learner"):
             if not is_process(self.known[name].pid):
                 self.lose(name)
 

@@ -9,9 +9,16 @@ from pipeline.coordinator.flow import AttemptFlow
 from pipeline.coordinator.queues import queues, untrained
 from pipeline.metrics import MetricSink
 
+PeerStats = Mapping[str, Mapping[str, float]]
+
+
+def of_verifiers(peer_stats: PeerStats) -> PeerStats:
+    """Of what peers say, by name, that of verifiers, once they have judged."""
+    return {name: said for name, said in peer_stats.items() if "child_p99_ms" in said}
+
 
 class Records:
-    def __init__(self, sink: MetricSink, flow: AttemptFlow, peer_stats: Mapping[str, Mapping[str, float]]):
+    def __init__(self, sink: MetricSink, flow: AttemptFlow, peer_stats: PeerStats):
         """`peer_stats` is what peers say of themselves, by name; it changes as they do."""
         self._sink, self._flow, self._peer_stats = sink, flow, peer_stats
 
@@ -48,7 +55,7 @@ class Records:
 
     def _verifiers(self) -> dict[str, float]:
         """Of all verifiers: the sum of what they count, and the slowest one's latencies."""
-        stats = [said for said in self._peer_stats.values() if "child_p99_ms" in said]
+        stats = [*of_verifiers(self._peer_stats).values()]
         if not stats:
             return {}
         judged = [sum(said[f"num_{outcome}"] for outcome in ("correct", "incorrect", "unknown")) for said in stats]

@@ -37,6 +37,7 @@ class Saver:
         """`executor` writes; a thread by default."""
         self._run_dir = run_dir
         self._executor = executor or ThreadPoolExecutor(1, "checkpoints")
+        self.newest = -1  # version that a checkpoint was published of, or that the run goes on from
         self._copy: Copy | None = None
         self._written: Future[None] | None = None
 
@@ -85,9 +86,10 @@ class Saver:
         assert self._copy is not None and self._written is not None
         self._written.result()
         copy, self._copy, self._written = self._copy, None, None
-        flow.journal.drop_before(copy.journal)
-        oldest = checkpoints.oldest_step(self._run_dir)
         version = copy.snapshot.policy_version
+        flow.journal.drop_before(copy.journal, is_again=version == self.newest)
+        self.newest = version
+        oldest = checkpoints.oldest_step(self._run_dir)
         flow.ledger.prune(min(oldest, version - flow.config.daemon.ledger_keep_steps))
         return version
 

@@ -12,6 +12,7 @@ from samplers.base import Launch, Outcome
 
 RATE_WINDOW_S = 10.0
 VERDICT_WINDOW = 256
+PACE_WINDOW = 64  # rollouts of which the seconds a token are known
 MAX_WARNINGS = 20
 REFUSAL_PERIOD_S = 600.0
 
@@ -32,6 +33,7 @@ class Tally:
         self._wall_before_s = 0.0
         self._started: float | None = None
         self._recent: deque[bool] = deque(maxlen=VERDICT_WINDOW)  # of the newest verdicts: whether they were `unknown`
+        self._paces: deque[float] = deque(maxlen=PACE_WINDOW)
         self._rates: deque[tuple[float, int, int]] = deque()
         self._since_step: defaultdict[str, float] = defaultdict(float)
         self._rounds: list[tuple[str, Outcome, Sequence[Rollout]]] = []  # not counted yet
@@ -91,6 +93,9 @@ class Tally:
         counters = self.counters
         counters["generated_rollouts"] += len(rollouts)
         counters["generated_tokens"] += sum([len(rollout.completion_ids) for rollout in rollouts]) // 4 - num_carried
+        if rollouts:
+            one = rollouts[-1]
+            self._paces.append((one.finished_ns - one.started_ns) / 1e9 / max(one.num_tokens, 1))
         for rollout in rollouts:
             if rollout.forced_spans:
                 counters["interrupted"] += 1
@@ -103,6 +108,11 @@ class Tally:
             self.counters[f"verdict/{outcome}"] += num
         self._recent.extend([outcome == "unknown" for outcome in outcomes])
         return self.unknown_frac if len(self._recent) >= VERDICT_WINDOW // 4 else None
+
+    @property
+    def slowest_pace_s(self) -> float:
+        """Seconds a token of the slowest of some recent rollouts."""
+        return max(self._paces, default=0.0)
 
     @property
     def unknown_frac(self) -> float:

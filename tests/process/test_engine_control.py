@@ -11,7 +11,7 @@ import pytest
 from pipeline import rundir
 from pipeline.config import parse_config
 from pipeline.control import Request, ask
-from pipeline.daemon import Role, Supervisor
+from pipeline.supervisor import Role, Supervisor
 
 COORDINATOR = "import pathlib, time\nwhile not pathlib.Path('over').exists(): time.sleep(0.02)"
 ENGINE = """

@@ -315,12 +315,11 @@ class Simulation:
         self.batch = None
         metrics = self.learn(batch)
         self.version += 1
-        checkpoint = None
+        self.inbox.append(("learner", StepDone(self.version, self.notice(self.version), metrics)))
         if batch.checkpoint:
             path = self.run_dir / "checkpoints" / f".step_{self.version:06d}.partial"
             self.write_part(path)
-            checkpoint = str(path)
-        self.inbox.append(("learner", StepDone(self.version, self.notice(self.version), metrics, checkpoint)))
+            self.inbox.append(("learner", StepDone(self.version, self.notice(self.version), {}, str(path))))
         self.inbox.append(("learner", BatchRequest(self.version)))
 
     def learn(self, batch: Batch) -> dict[str, float]:

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from fakes import Simulation
 
-from pipeline import guards, rundir
+from pipeline import checkpoints, guards, rundir
 from pipeline.checkpoints import latest
 from pipeline.config import parse_config
 from pipeline.control_cli import logs
@@ -22,7 +22,7 @@ from pipeline.coordinator.status import describe
 from pipeline.errors import ConfigError
 from pipeline.guards import ClockGuard, DiskGuard, HangWatch, MemoryGuard, tree_bytes
 from pipeline.ledger_cli import ledger
-from pipeline.messages import Heartbeat
+from pipeline.messages import Heartbeat, Rollout, pack_ids
 
 
 class Watched:
@@ -38,9 +38,12 @@ class Watched:
         self.stamp += 1
         os.utime(self.path / "status.json", ns=(self.stamp, self.stamp))
 
-    def after(self, seconds: float) -> dict[int, str]:
-        self.now += seconds
-        return self.watch.hung()
+    def after(self, seconds: int) -> dict[int, str]:
+        """What the last of the looks says, of which there is one a second."""
+        for _ in range(seconds):
+            self.now += 1.0
+            hung = self.watch.hung()
+        return hung
 
 
 def test_a_silent_peer_is_hung_and_a_talking_one_is_not(tmp_path):
@@ -57,6 +60,18 @@ def test_a_coordinator_that_stops_writing_is_hung_whatever_its_last_words(tmp_pa
     assert w.after(1) == {}
     assert w.after(9) == {}
     assert w.after(2) == {7: "has not written status.json for 11 s"}
+
+
+def test_no_one_hangs_who_was_stopped_together_with_who_looks(tmp_path):
+    w = Watched(tmp_path)
+    w.write(engine=1.0)
+    assert w.after(1) == {}
+    w.now += 3600.0  # a scheduler has stopped the whole job
+    assert w.after(1) == {}
+    w.write(engine=3601.0)
+    assert w.after(9) == {}
+    w.write(engine=3612.0)
+    assert w.after(2) == {100: "has said nothing for 3612 s"}, "it has not come back with the others"
 
 
 def test_a_status_of_an_earlier_life_says_nothing(tmp_path):
@@ -103,7 +118,7 @@ def test_a_nearly_full_disk_saves_and_pauses_until_there_is_room(tmp_path, monke
     free["bytes"] = guards.MIN_FREE_BYTES + 1
     turns(100)
     assert run.version == paused_at, "at the bound it would pause and go on all the time"
-    free["bytes"] = 2 * guards.MIN_FREE_BYTES
+    free["bytes"] = 3 * guards.MIN_FREE_BYTES
     turns(1)
     run.run()
     assert run.coordinator.state == "finished" and run.version > paused_at
@@ -128,6 +143,83 @@ def test_what_a_dead_engine_held_is_given_to_others_before_another_takes_its_pla
     run.run()
     assert coordinator.state == "finished"
     run.ledger.close()
+
+
+def test_attempts_that_an_engine_never_ends_are_launched_again(tmp_path):
+    config = parse_config({"max_rollouts": 300, "learner": {"batch_size": 32}, "eval": {"every_steps": 0}}, "test")
+    run = Simulation(tmp_path, config, num_engines=2)
+    while run.version < 1:
+        run.turn()
+    coordinator, held = run.coordinator, run.engines["engine-1"].num_in_flight
+    look = Guards(coordinator, DiskGuard(tmp_path), MemoryGuard(0, lambda: 0), ClockGuard()).look
+    run.stopped.add("engine-1")  # but it lives, and says so
+    for _ in range(400):
+        run.turn()
+    assert coordinator.flow.work.num_held == coordinator.flow.work.held_by("engine-1") >= held > 0
+    held = coordinator.flow.work.num_held
+    for later in (0.0, 59.0, 11.0):
+        run.now += later
+        look()
+        assert run.ledger.counts["failed"] == (held if later == 11.0 else 0)
+    assert f"engine-1 has not ended {held} attempts in 60 s" in coordinator.tally.warnings[-1]
+    assert coordinator.flow.work.num_held == 0
+    run.stopped.clear()
+    run.run()
+    assert coordinator.state == "finished" and run.ledger.counts["failed"] == held
+    run.ledger.close()
+
+
+def test_an_attempt_may_take_as_long_as_all_its_tokens_do_at_a_slow_pace(tmp_path):
+    run = Simulation(tmp_path, parse_config({"max_rollouts": 300, "learner": {"batch_size": 32}}, "test"))
+    coordinator = run.coordinator
+    while not coordinator.flow.work.num_held:
+        run.turn()
+    slow = Rollout(1, 1, 0, b"", pack_ids([1, 2]), b"", (), "stop", "", "e", started_ns=0, finished_ns=10**9)
+    coordinator.tally.rollouts([slow], 0)
+    look = Guards(coordinator, DiskGuard(tmp_path), MemoryGuard(0, lambda: 0), ClockGuard()).look
+    for later in (0.0, 40 * coordinator.config.sampling.max_new_tokens * 0.5 - 1.0):
+        run.now += later
+        look()
+    assert coordinator.tally.counters["warnings"] == 0
+    run.ledger.close()
+
+
+def test_a_stop_does_not_wait_for_a_learner_that_dies_in_its_last_save(tmp_path, monkeypatch):
+    config = parse_config({"max_rollouts": 300, "learner": {"batch_size": 32}, "eval": {"every_steps": 0}}, "test")
+    run = Simulation(tmp_path, config)
+    while run.version < 2:
+        run.turn()
+    dead = subprocess.Popen([sys.executable, "-S", "-c", ""])
+    dead.wait()
+    coordinator = run.coordinator
+    monkeypatch.setattr(run, "_save", lambda name, message: None)  # it dies there
+    coordinator.stop_requested = True
+    for _ in range(5):
+        run.turn()
+    assert coordinator.state == "stopping"
+    coordinator.peers.known["learner"] = msgspec.structs.replace(coordinator.peers.known["learner"], pid=dead.pid)
+    Guards(coordinator, DiskGuard(tmp_path), MemoryGuard(0, lambda: 0), ClockGuard()).look()
+    run.turn()
+    assert coordinator.state == "stopped"
+    assert f"no checkpoint of step {run.version}, as the learner was away" in coordinator.tally.warnings[-1]
+    coordinator.close()
+
+
+@pytest.mark.parametrize("room", [-1, 1])
+def test_a_checkpoint_for_which_there_is_no_room_is_not_begun(tmp_path, monkeypatch, room):
+    host = Host(tmp_path, monkeypatch)
+    part = tmp_path / "checkpoints" / "step_000003" / "model"
+    part.mkdir(parents=True)
+    with (part / "weights").open("wb") as file:
+        file.truncate(10 * guards.MIN_FREE_BYTES)
+    size = checkpoints.newest_bytes(tmp_path)
+    assert size >= 10 * guards.MIN_FREE_BYTES
+    assert host.look(free=size + guards.MIN_FREE_BYTES) == "run"
+    assert host.look(free=size + room) == "pause"
+    assert host.run.coordinator.save_requested == (room > 0)
+    assert host.look(free=size + guards.MIN_FREE_BYTES) == "pause"
+    assert host.look(free=size + 2 * guards.MIN_FREE_BYTES) == "run"
+    host.run.ledger.close()
 
 
 # --- logs ---

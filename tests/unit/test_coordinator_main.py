@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,7 +38,9 @@ def around(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_stop_cannot_kill_a_coordinator_that_is_already_exiting(around):
-    around(SimpleNamespace(ended=True, state="finished", recover=lambda snapshot: None, close=MagicMock()))
+    ended = SimpleNamespace(ended=True, state="finished", clock=time.monotonic, close=MagicMock())
+    ended.recover = lambda snapshot: None
+    around(ended)
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN  # Python leaves this one in place when it exits
 
 

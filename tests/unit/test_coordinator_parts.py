@@ -323,6 +323,9 @@ def test_the_newest_checkpoints_are_kept_and_read_back(tmp_path):
     assert checkpoints.latest(tmp_path) == paths[-1]
     assert checkpoints.load(paths[-1]) == snapshot(3)
     assert publish(tmp_path, 3) == paths[-1], "the closing checkpoint may repeat the last periodic one"
+    for version in (999_999, 1_000_000):
+        publish(tmp_path, version)
+    assert [p.name for p in checkpoints.published(tmp_path)] == ["step_999999", "step_1000000"]
 
 
 def test_a_checkpoint_torn_at_any_byte_is_refused_and_the_one_before_is_used(tmp_path):

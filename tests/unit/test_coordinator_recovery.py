@@ -39,7 +39,7 @@ class Crash(Exception):
     pass
 
 
-def crash(*args: object) -> None:
+def crash(*args: object, **more: object) -> None:
     raise Crash
 
 
@@ -201,6 +201,31 @@ def test_a_torn_newest_checkpoint_costs_only_steps_of_the_learner(tmp_path):
     live_until_torn(run, 7)
     run.start_again()
     assert run.base == 3
+    run.finish()
+
+
+@pytest.mark.parametrize("is_resumed", [False, True])
+def test_a_checkpoint_saved_once_more_leaves_the_way_on_from_the_one_before_it(tmp_path, is_resumed):
+    run = Lives(tmp_path, config())
+    while (newest := latest(tmp_path)) is None or newest.name != "step_000006":
+        run.live(1, "turn")
+    run.run.coordinator.mode = "pause"
+    while run.run.version < 7 and run.run.coordinator.lineage.training is not None:
+        run.live(1, "turn")
+    if is_resumed:
+        run.start_again()
+        run.run.coordinator.mode = "pause"
+        run.live(30, "turn")
+    version = run.run.coordinator.policy_version
+    for _ in range(3):
+        run.run.coordinator.save_requested = True
+        run.live(10, "turn")
+        assert not run.run.coordinator.save_requested
+    newest = latest(tmp_path)
+    assert newest is not None and newest.name == f"step_{version:06d}"
+    (newest / "coordinator.msgpack").write_bytes(b"torn")
+    run.start_again()
+    assert 0 < run.base < version
     run.finish()
 
 
@@ -370,6 +395,7 @@ def test_a_checkpoint_is_published_beside_the_steps_that_follow_and_after_all_it
     tmp_path, monkeypatch
 ):
     done: list[str] = []
+    synced: list[Path] = []
     publish = checkpoints.publish
 
     def published(*args: Any) -> Path:
@@ -377,6 +403,7 @@ def test_a_checkpoint_is_published_beside_the_steps_that_follow_and_after_all_it
         return publish(*args)
 
     monkeypatch.setattr(saving, "sync", lambda path: done.append(path.name))
+    monkeypatch.setattr(checkpoints, "sync", synced.append)
     monkeypatch.setattr(checkpoints, "publish", published)
     run = Simulation(tmp_path, config(), script=SCRIPT, save_turns=SAVE_TURNS)
     newest: dict[int, int] = {}  # published, when the learner came to a step
@@ -388,6 +415,9 @@ def test_a_checkpoint_is_published_beside_the_steps_that_follow_and_after_all_it
     assert newest[4] == 0 and newest[9] >= 3, "steps are taken while the first checkpoint is written"
     way = ["000000", "journal", "ledger.sqlite-wal", "published", "000001", "journal", "ledger.sqlite-wal", "published"]
     assert done[: len(way)] == way
+    whole = partial_dir(tmp_path, 3).with_suffix(".whole")
+    parts = {whole / "coordinator.msgpack", whole / "learner.manifest", whole}
+    assert set(synced[:3]) == parts and synced[3] == tmp_path / "checkpoints", "all of it before its name, then that"
     assert run.coordinator.state == "finished"
     assert latest(tmp_path) == tmp_path / "checkpoints" / f"step_{run.version:06d}"
 

@@ -3,12 +3,13 @@
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from learner_samples import random_groups, tiny_model_dir
 
 from learner.checkpoint import open_learner, save_checkpoint
-from learner.recording import Recorder, StepRecord, read_record, recorded_steps
+from learner.recording import REFUSED_KEPT, Recorder, StepRecord, keep_refused, read_record, recorded_steps
 from learner.replay import plan
 from pipeline.cli import main
 from pipeline.config import Config, parse_config
@@ -164,3 +165,8 @@ def test_records_are_bounded_and_those_of_a_dead_learner_are_dropped(run):
     assert recorded_steps(run.dir) == [4], "the resumed learner will take step 5 again"
     Recorder(run.dir, 0.0, policy_version=4).write(StepRecord(5, record.batch, record.config, ""))
     assert recorded_steps(run.dir) == [4]
+    for number in (999_999, 1_000_000):
+        Recorder(run.dir, two, policy_version=number).write(msgspec.structs.replace(record, step=number))
+    assert recorded_steps(run.dir) == [999_999, 1_000_000]
+    refused = [keep_refused(run.dir, step, record.batch) for step in range(REFUSED_KEPT + 2)]
+    assert [path.exists() for path in refused] == [False] * 2 + [True] * REFUSED_KEPT

@@ -75,6 +75,18 @@ def test_what_a_process_prints_into_its_own_log_is_whole_lines_and_bounded(tmp_p
     assert all(f.stat().st_size <= small for f in tmp_path.iterdir())
 
 
+def test_a_full_disk_costs_lines_and_nobody_who_prints_them(tmp_path):
+    log = RoleLog(tmp_path / "logs", "learner")
+    log.write(1, "one")
+    log.write(1, "two")
+    assert log.last_lines() == ["one", "two"], "the supervisor's reason for a death"
+    (tmp_path / "logs").mkdir()
+    log.write(1, "three")
+    tail = LogTail(log.path)
+    assert texts(tail.read(final=True)) == ["warning: 2 lines were lost here, which could not be written", "three"]
+    tail.close()
+
+
 @pytest.mark.parametrize("every", [1, 3, 7])
 def test_following_misses_nothing_and_repeats_nothing_across_rotations(tmp_path, small, every):
     log, seen = RoleLog(tmp_path, "learner"), []

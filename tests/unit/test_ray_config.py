@@ -20,11 +20,11 @@ from pipeline.cluster.config import RayConfig
 from pipeline.cluster.nodes import ClusterView, Node, read_view, write_view
 from pipeline.commands import create_run
 from pipeline.config import load_config, parse_config
-from pipeline.daemon import Supervisor
 from pipeline.errors import ConfigError
 from pipeline.init_config import render_config
 from pipeline.remote.command import given_gpus
 from pipeline.remote.keys import WorkerKeys, read_keys
+from pipeline.supervisor import Supervisor
 
 RAY = ["engines.kind=fake", "cluster.kind=ray"]
 FAR = ["cluster.address=auto", "cluster.private_network=true"]

@@ -9,10 +9,10 @@ import pytest
 
 from pipeline import daemon, rundir
 from pipeline.config import parse_config
-from pipeline.daemon import Role, Supervisor
 from pipeline.errors import ConfigError
 from pipeline.guards import RESTART_WINDOW_S, RestartBudget
 from pipeline.logs import LogTail
+from pipeline.supervisor import Role, RoleEnded, Supervisor
 
 ENGINE = """
 import os, time
@@ -167,6 +167,101 @@ def test_a_learner_that_dies_at_every_start_ends_the_run_with_that_as_its_reason
     status = rundir.read_status(supervisor.run_dir)
     assert status["state"] == "failed" and "(no memory); no restarts are left in this hour" in status["reason"]
     assert status["reason"].startswith("learner") and "was killed by signal 9" in status["reason"]
+
+
+@pytest.mark.parametrize(
+    ("words", "num_restarts", "why"),
+    [
+        ("f'CudaError: {os.getpid()} bytes'", 1, "the second time at step 3 in these words; mend that and resume"),
+        ("('one', 'two', 'three', 'four')[len(os.listdir('crashes'))]", 3, "no restarts are left in this hour"),
+    ],
+    ids=["the same", "another"],
+)
+def test_a_learner_that_crashes_twice_in_the_same_words_is_not_tried_a_third_time(
+    tmp_path, capsys, words, num_restarts, why
+):
+    raw = {"daemon": {"restart_wait_s": 0.0}, "learner": {"num_processes": 2}}
+    supervisor = TinySupervisor(rundir.create(tmp_path / "run", config := parse_config(raw, "test")), config)
+    (supervisor.run_dir / "crashes").mkdir()
+    crash = f"import sys\nif sys.argv[-1] == '1': time.sleep(100)\nprint({words}, flush=True)\n"
+    crash += "open(f'crashes/{os.getpid()}', 'w').close()\nraise SystemExit(70)"
+    supervisor.code, supervisor.learner = UNKNOWING, MORTAL.partition("print")[0] + crash
+    assert supervisor.run(resume=False) == 1
+    assert len(list((supervisor.run_dir / "crashes").iterdir())) == num_restarts + 1, capsys.readouterr().err
+    status = rundir.read_status(supervisor.run_dir)
+    assert status["state"] == "failed" and status["reason"].startswith("learner exited with 70 (")
+    assert status["reason"].endswith(why) or f"; {why}" in status["reason"]
+
+
+# Told to stop it waits for nobody who is not there.
+PATIENT = """
+import json, os, signal, time
+def say(state):
+    open("partial", "w").write(json.dumps({"state": state, "step": 3}))
+    os.rename("partial", "status.json")
+def stop(*_):
+    open("stopping", "w").close()
+    while lives(0) or lives(1):
+        time.sleep(0.01)
+    say("stopped")
+    raise SystemExit
+def lives(rank):
+    return os.path.exists(f"/proc/{open(f'rank-{rank}').read().split()[0]}")
+signal.signal(signal.SIGTERM, stop)
+say("training")
+while True:
+    time.sleep(0.01)
+"""
+
+
+class Stopped(TinySupervisor):
+    """Once both ranks are there; the second dies in the stop."""
+
+    learner = f"{LEARNER.removesuffix('time.sleep(100)' + chr(10))}\nwhile not os.path.exists('stopping'):\n"
+    learner += "    time.sleep(0.01)\nif rank == '0': time.sleep(100)\nraise SystemExit(70)"
+
+    def _end_if_hung(self, role: Role, why: str) -> None:
+        self.stop_requested |= all((self.run_dir / f"rank-{i}").exists() for i in (0, 1))
+        super()._end_if_hung(role, why)
+
+
+class Early(TinySupervisor):
+    """Stopped as soon as its coordinator is there, or gone."""
+
+    def _end_if_hung(self, role: Role, why: str) -> None:
+        self.stop_requested |= (self.run_dir / "rank-0").exists()
+        super()._end_if_hung(role, why)
+
+    def _pause(self, seconds: float) -> RoleEnded | None:
+        self.stop_requested = True
+        return super()._pause(seconds)
+
+
+def test_a_stop_is_one_without_the_learner_too(tmp_path, capsys):
+    config = parse_config({"daemon": {"max_restarts": 0}, "learner": {"num_processes": 2}}, "test")
+    supervisor = Stopped(rundir.create(tmp_path / "run", config), config)
+    supervisor.code = PATIENT
+    assert supervisor.run(resume=False) == 0
+    err = capsys.readouterr().err
+    assert "learner-1 exited with 70" in err and "the run stops without it" in err, err
+    assert rundir.read_status(supervisor.run_dir)["state"] == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [("open('rank-0', 'w').close(); import time; time.sleep(100)", ""), ("raise SystemExit(70)", "starting again")],
+    ids=["while it starts", "while it waits to be started again"],
+)
+def test_a_run_without_a_coordinator_that_listens_stops_at_once(tmp_path, capsys, code, said):
+    config = parse_config({"daemon": {"restart_wait_s": 1000.0}}, "test")
+    supervisor = Early(rundir.create(tmp_path / "run", config), config)
+    rundir.write_atomic(supervisor.run_dir / "status.json", b'{"state": "training", "step": 3}')  # of an earlier life
+    supervisor.code = code
+    assert supervisor.run(resume=False) == 0
+    status = rundir.read_status(supervisor.run_dir)
+    assert (status["state"], status["reason"], status["step"]) == ("stopped", "", 3)
+    assert said in capsys.readouterr().err
+    assert all(role.process is not None and role.process.poll() is not None for role in supervisor.roles)
 
 
 # Ends when the engine has said which cores it may use, and says so of itself.
