@@ -7,6 +7,7 @@ the high-water marks are off and nothing is ever dropped by a full queue.
 import os
 import time
 import uuid
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
@@ -32,6 +33,11 @@ _decode_to_peer = msgspec.msgpack.Decoder(ToPeer).decode
 _NO_MESSAGE = (msgspec.DecodeError, RecursionError)  # what decoding other bytes raises
 
 
+def _bare_send(socket: zmq.Socket) -> Callable[..., Any]:
+    """`send` without what the Python class adds, options that we have not, which takes as long again."""
+    return super(zmq.Socket, socket).send
+
+
 def introduction(role: Role, name: str, slots: int, host: str = "") -> Hello:
     """The Hello of this process."""
     return Hello(role, name, uuid.uuid4().hex, os.getpid(), slots, host=host)
@@ -54,6 +60,7 @@ class PeerSocket:
         self._socket.setsockopt(zmq.RECONNECT_IVL, 20)
         self._socket.setsockopt(zmq.RECONNECT_IVL_MAX, 200)
         self._socket.connect(endpoint)
+        self._send = _bare_send(self._socket)
 
     def say_hello(self) -> None:
         self.send(self._hello)
@@ -68,7 +75,7 @@ class PeerSocket:
         self.send(Leave(self._hello.boot_id))
 
     def send(self, message: Any) -> None:
-        self._socket.send(_encode(message))
+        self._send(_encode(message))
 
     def recv(self, timeout_s: float) -> Any | None:
         """The next message, or None after `timeout_s` (0 polls). Raises WireError on bytes that are no message."""
@@ -138,7 +145,7 @@ class RouterSocket:
         self._socket.setsockopt(zmq.RCVHWM, 0)
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         self._socket.bind(endpoint)
-        self._send = super(zmq.Socket, self._socket).send  # what it adds, options that we have not, takes as long again
+        self._send = _bare_send(self._socket)
         self._turn_began = time.monotonic()
         self._is_behind = False  # the last drain stopped at a bound
 
@@ -169,7 +176,7 @@ class RouterSocket:
             while frame.more:  # a message of ours has one frame; the rest would be misread
                 payload, frame = b"", recv(0, False)
             num_bytes += len(payload)
-            name = sender.decode(errors="replace")
+            name = sender.decode("utf-8", "replace")  # by position: names of arguments take as long as the decoding
             try:
                 received.append((name, _decode_from_peer(payload)))
             except _NO_MESSAGE as e:

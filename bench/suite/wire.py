@@ -1,7 +1,8 @@
 """This system's own sockets, and what needs no installation, as sides of the transport benchmark.
 
 `python -m bench.suite.wire typed` measures on demand; each producer is a process `python -m bench.suite.wire typed
-ENDPOINT TOKENS`. All have the environment and the allocator's settings that a run gives its roles.
+ENDPOINT TOKENS`. All have the environment and the allocator's settings that a run gives its roles, and consumers the
+garbage collector's of its coordinator.
 """
 
 import contextlib
@@ -10,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +21,19 @@ import zmq
 from bench.peers.serving import PATIENCE_S, Side, on_way, rollout, serve
 from pipeline.channels import PeerSocket, RouterSocket, introduction
 from pipeline.messages import Cancel, Rollout, Rollouts, VersionSpan, pack_ids, pack_logprobs
-from pipeline.role import keep_freed_memory
+from pipeline.role import few_collections, keep_freed_memory
 
 NAME = "engine-0"
+TOGETHER = 8  # a worker sends what has ended every 20 ms, so short rollouts come several at a time
 
 
-def message(tokens: int) -> Rollouts:
-    """What a worker sends when one attempt has ended."""
+def message(tokens: int, num: int = 1) -> Rollouts:
+    """What a worker sends when so many attempts have ended."""
     plain = rollout(tokens)
     packed = {"prompt_ids": pack_ids, "completion_ids": pack_ids, "engine_logprobs": pack_logprobs}
     fields = {name: packed[name](value) if name in packed else value for name, value in plain.items()}
     fields["version_spans"] = tuple(VersionSpan(*span) for span in plain["version_spans"])
-    return Rollouts((Rollout(**fields),))
+    return Rollouts((Rollout(**fields),) * num)
 
 
 def encoded(tokens: int) -> bytes:
@@ -84,15 +87,21 @@ class TypedSide(_Socketed):
         self._router.close()
 
 
-def _produce_typed(endpoint: str, tokens: int) -> None:
-    socket, sent = PeerSocket(endpoint, introduction("engine", NAME, 0)), message(tokens)
+class TogetherSide(TypedSide):
+    """The same with `TOGETHER` rollouts a message."""
+
+    kind = "together"
+
+
+def _produce_typed(endpoint: str, tokens: int, num: int = 1) -> None:
+    socket, sent = PeerSocket(endpoint, introduction("engine", NAME, 0)), message(tokens, num)
     socket.say_hello()
     credit = on_way(tokens)
     while True:
-        while credit:
+        while credit >= num:
             socket.send(sent)
-            credit -= 1
-        while (received := socket.recv(0.0 if credit else 1.0)) is not None:
+            credit -= num
+        while (received := socket.recv(0.0 if credit >= num else 1.0)) is not None:
             credit += received.attempt_ids[0]
 
 
@@ -160,8 +169,8 @@ def _fill_queue(queue: Any, tokens: int) -> None:
         queue.put(sent)
 
 
-SIDES: dict[str, type[Side]] = {"typed": TypedSide, "raw": RawSide, "queue": QueueSide}
-PRODUCERS = {"typed": _produce_typed, "raw": _produce_raw}
+SIDES: dict[str, type[Side]] = {"typed": TypedSide, "together": TogetherSide, "raw": RawSide, "queue": QueueSide}
+PRODUCERS = {"typed": _produce_typed, "together": partial(_produce_typed, num=TOGETHER), "raw": _produce_raw}
 
 
 def main(kind: str, *of_producer: str) -> None:
@@ -169,7 +178,8 @@ def main(kind: str, *of_producer: str) -> None:
     if of_producer:
         endpoint, tokens = of_producer
         PRODUCERS[kind](endpoint, int(tokens))
-    serve(SIDES[kind]())
+    with few_collections():
+        serve(SIDES[kind]())
 
 
 if __name__ == "__main__":

@@ -33,12 +33,15 @@ def test_transport_measures_every_side_and_names_those_that_are_not_there():
     rows = named(TransportBench(tokens=(64, 2048), seconds=0.05, repeats=1).run(said.append))
     assert [line.partition(":")[0] for line in said] == [transport.REDIS, transport.RAY]
     for tokens in ("64", "2,048"):
-        for side in (transport.OURS, transport.RAW, transport.QUEUE):
+        for side in (transport.OURS, transport.OURS_TOGETHER, transport.RAW, transport.QUEUE):
             assert rows[f"{tokens} tokens, {side}"].median > 0
         ours, raw = rows[f"{tokens} tokens, {transport.OURS}"], rows[f"{tokens} tokens, {transport.RAW}"]
         against = rows[f"{tokens} tokens, against {transport.RAW}"]
         assert against.median == pytest.approx(ours.median / raw.median)
         assert against.at_least == {"64": 0.4, "2,048": 0.8}[tokens]
+        together = rows[f"{tokens} tokens, {transport.OURS_TOGETHER}"].median / raw.median
+        row = rows[f"{tokens} tokens, {transport.OURS_TOGETHER}, against {transport.RAW} with one"]
+        assert row.median == pytest.approx(together) and row.outcome is None
         # Ids, logprobs and text are 11 bytes a token; the rest is small.
         per_token = 1e6 * rows[f"{tokens} tokens, {transport.OURS}: bytes"].median / ours.median
         assert 11 * int(tokens.replace(",", "")) < per_token < 11 * int(tokens.replace(",", "")) + 600
