@@ -27,7 +27,8 @@ DRAIN_BYTES = 2 << 20
 GATHER_TURNS = 3
 GATHER_S = 0.0025
 
-_encode = msgspec.msgpack.Encoder().encode
+_encoder = msgspec.msgpack.Encoder()
+_encode, _encode_into = _encoder.encode, _encoder.encode_into
 _decode_from_peer = msgspec.msgpack.Decoder(FromPeer).decode
 _decode_to_peer = msgspec.msgpack.Decoder(ToPeer).decode
 _NO_MESSAGE = (msgspec.DecodeError, RecursionError)  # what decoding other bytes raises
@@ -148,6 +149,7 @@ class RouterSocket:
         self._send = _bare_send(self._socket)
         self._turn_began = time.monotonic()
         self._is_behind = False  # the last drain stopped at a bound
+        self._buffer = bytearray()  # keeps the size of the largest message: to let one grow copies it several times
 
     def receive(self, timeout_s: float) -> list[tuple[str, Any]]:
         """Everything that has arrived, up to the drain bounds; waits at most `timeout_s` for the first message.
@@ -171,8 +173,10 @@ class RouterSocket:
                 sender = recv(zmq.NOBLOCK)
             except zmq.Again:
                 return received
-            frame = recv(0, False)  # it knows whether another follows; to ask the socket takes longer than to receive
-            payload = frame.bytes
+            # A frame knows whether another follows; to ask the socket takes longer than to receive. What it holds is
+            # decoded where it lies, or a long rollout would be copied twice.
+            frame = recv(0, False)
+            payload = frame.buffer
             while frame.more:  # a message of ours has one frame; the rest would be misread
                 payload, frame = b"", recv(0, False)
             num_bytes += len(payload)
@@ -188,7 +192,8 @@ class RouterSocket:
         """False when no peer of that name is connected."""
         try:
             self._send(name.encode(), zmq.SNDMORE)
-            self._send(_encode(message))
+            _encode_into(message, self._buffer)
+            self._send(self._buffer)
         except zmq.ZMQError as e:
             if e.errno in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 return False

@@ -105,7 +105,8 @@ class Rollout(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     `prompt_ids`, `completion_ids`: packed int32, shapes [P] and [T]; `completion_ids` includes the end token when
     `finish_reason` is "stop". `engine_logprobs`: packed float32, shape [T]. Spans are run-length over the completion,
-    the first starting at 0; an empty completion has none. `forced_spans`: what was put in by an interruption.
+    the first starting at 0; an empty completion has none. `forced_spans`: what was put in by an interruption. `text` is
+    for the verifier: empty from the verdict on.
     """
 
     attempt_id: int

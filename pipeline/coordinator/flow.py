@@ -106,7 +106,7 @@ class AttemptFlow:
         """
         taken: list[Rollout] = []
         jobs: list[tuple[int, VerifyJob]] = []
-        unjudged, num_carried = self.book.unjudged, 0
+        unjudged, num_carried, replace = self.book.unjudged, 0, msgspec.structs.replace
         for name, rollouts in arrived:
             for rollout in rollouts:
                 attempt_id = rollout.attempt_id
@@ -123,14 +123,14 @@ class AttemptFlow:
                     self.num_unsound.pop(name, None)
                 if attempt_id in unjudged:  # it was sent twice
                     continue
-                if rollout.engine_id != name:  # figures by engine would be under a name that somebody made up
-                    rollout = msgspec.structs.replace(rollout, engine_id=name)
-                unjudged[attempt_id] = rollout
-                taken.append(rollout)
                 if work.prefix is not None:
                     num_carried += work.prefix.num_tokens
                 job = VerifyJob(attempt_id, work.problem, rollout.text, rollout.finish_reason == "length")
                 jobs.append((attempt_id, job))
+                # The text is for the verifier: journal, checkpoint and learner have the tokens. And figures by engine
+                # would be under a name that somebody made up.
+                unjudged[attempt_id] = rollout = replace(rollout, text="", engine_id=name)
+                taken.append(rollout)
         self.tally.rollouts(taken, num_carried)
         self.jobs.put_all(jobs)
 

@@ -8,8 +8,8 @@ Entries lie in segments `RUN/journal/000003`, in frames `length | xxh3_64 | msgp
 each would cost more than the entry. A checkpoint names the segment that follows it, and a new segment starts with each
 checkpoint, so an older checkpoint is followed by several.
 
-A write is safe from the death of the process at once, and from a power loss once the system has written it back, at the
-latest with the next checkpoint. A power loss costs the judged rollouts of that time: they are launched again.
+A write is safe from the death of the process at once, and from a power loss once the system has written it back, or the
+next checkpoint holds what came of it. A power loss costs the judged rollouts of that time: they are launched again.
 """
 
 import os
@@ -28,7 +28,9 @@ from pipeline.errors import OtherVersion
 NUM_KEPT = 2  # the checkpoints; the oldest of them needs its own segment and those of the newer ones
 # A run that saves no checkpoints would else write every rollout of its life here, and repeat them all after a crash.
 MAX_SEGMENT_BYTES = 1 << 30
-FRAME_ITEMS = 256  # entries, or results in them; bounds the buffer that a frame is made in
+FRAME_ITEMS = 256  # entries, or results in them; a longer result counts as one for each `_ITEM_BYTES` of its ids
+# So a frame has some 200 KiB at most: the buffer that it is made, summed and written from stays in a core's cache.
+_ITEM_BYTES = 384
 _HEADER = struct.Struct("<IQ")
 
 
@@ -107,11 +109,12 @@ class Journal:
         _, fd = self._file
         frame, size = [], 0
         for entry in self._entries:
-            frame.append(entry)
-            size += len(entry.results) if isinstance(entry, Judged) else 1
-            if size >= FRAME_ITEMS:
-                self._write_frame(fd, frame)
-                frame, size = [], 0
+            for part, num_items in _parts(entry):
+                frame.append(part)
+                size += num_items
+                if size >= FRAME_ITEMS:
+                    self._write_frame(fd, frame)
+                    frame, size = [], 0
         if frame:
             self._write_frame(fd, frame)
         self._num_bytes = os.lseek(fd, 0, os.SEEK_CUR)
@@ -130,15 +133,13 @@ class Journal:
         """Whether it is time for a checkpoint, after which this starts again."""
         return self._num_bytes > MAX_SEGMENT_BYTES
 
-    def begin_segment(self) -> Path:
-        """Go on in the next segment, which follows the checkpoint that is begun now; returns the one until now."""
+    def begin_segment(self) -> None:
+        """Go on in the next segment, which follows the checkpoint that is begun now."""
         self.flush()
         if self._file is not None:
             close, _ = self._file
             close()
-        until_now = self._path(self.serial)
         self.serial, self._num_bytes, self._file = self.serial + 1, 0, None
-        return until_now
 
     def drop_before(self, serial: int, is_again: bool = False) -> None:
         """The checkpoint that segment `serial` follows is published, in the place of the one before it if `is_again`:
@@ -180,6 +181,23 @@ class Journal:
 
     def _path(self, serial: int) -> Path:
         return self._directory / f"{serial:06d}"
+
+
+def _parts(entry: Entry) -> Iterator[tuple[Entry, int]]:
+    """What amounts to the same in entries of about a frame at most, each with what it counts for in one."""
+    if not isinstance(entry, Judged):
+        yield entry, 1
+        return
+    some: list[Result] = []
+    num_items = 0
+    for result in entry.results:
+        some.append(result)
+        num_items += 1 + len(result.rollout.completion_ids) // _ITEM_BYTES
+        if num_items >= FRAME_ITEMS:
+            yield Judged(some), num_items
+            some, num_items = [], 0
+    if some:
+        yield Judged(some), num_items
 
 
 def _entries(path: Path, frame: bytes) -> list[Entry]:

@@ -2,7 +2,9 @@
 record, and a thread encodes, writes, syncs and publishes them beside the turns that follow.
 
 From that moment on the journal goes on in a segment of its own. A crash before the checkpoint is published goes on from
-the one before it and repeats both segments, as if this one had never been begun.
+the one before it and repeats both segments, as if this one had never been begun. The segment that leads to a checkpoint
+is not synced for it: the checkpoint holds what came of that, and the segment, where rollouts are long, is all the bytes
+that the disk can take.
 """
 
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
@@ -21,11 +23,10 @@ from pipeline.tasks.base import TaskSource
 
 
 class Copy(msgspec.Struct, frozen=True):
-    """The books at one version; `segment` of the journal leads to them, number `journal` on from them."""
+    """The books at one version; segment `journal` of the journal goes on from them."""
 
     snapshot: Snapshot
     directory: Path  # with the learner's part
-    segment: Path
     journal: int
     num_ended: int
 
@@ -51,9 +52,9 @@ class Saver:
         """
         assert self._copy is None
         journal = flow.journal
-        segment = journal.begin_segment()
+        journal.begin_segment()
         snapshot, directory = take_snapshot(flow, task), checkpoints.take_over(partial)
-        self._copy = Copy(snapshot, directory, segment, journal.serial, flow.ledger.num_ended)
+        self._copy = Copy(snapshot, directory, journal.serial, flow.ledger.num_ended)
         journal.write(Configured(dump_config(flow.config)))
 
     def look(self, flow: AttemptFlow) -> int | None:
@@ -77,9 +78,8 @@ class Saver:
         return self._conclude(flow) if self.is_busy else version
 
     def _write(self, copy: Copy, ledger_log: Path) -> None:
-        for path in (copy.segment, copy.segment.parent, ledger_log):
-            if path.exists():
-                sync(path)
+        if ledger_log.exists():
+            sync(ledger_log)
         checkpoints.publish(self._run_dir, copy.directory, copy.snapshot)
 
     def _conclude(self, flow: AttemptFlow) -> int:
