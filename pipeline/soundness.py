@@ -31,7 +31,6 @@ _MAX_CPU_S = 1e12
 _MAX_TEXT = 500  # characters
 # A tokenizer may put a token before the first byte of a phrase; every other holds at least one byte of it.
 _EXTRA_PHRASE_TOKENS = 8
-_JOINED_BYTES = 32 << 10  # of logprobs, or of ids, that are put together to be looked at: what the fastest cache holds
 _highest, _UNSIGNED = np.maximum.reduce, np.dtype("<u4")
 _FROM: dict[Role, tuple[type, ...]] = {
     "engine": get_args(FromEngine),
@@ -64,7 +63,7 @@ def check(message: Any, sender: Hello | None, newest_version: int) -> None:
 def are_sound(rollouts: Sequence[Rollout], vocab_size: int) -> bool:
     """Whether `check_rollout` has nothing against the arrays of any of them.
 
-    It looks at those of many short ones together: to look at one such rollout is nearly all overhead.
+    It looks at all logprobs and at all ids together: to look at those of one short rollout is nearly all overhead.
     """
     try:
         for rollout in rollouts:
@@ -72,16 +71,8 @@ def are_sound(rollouts: Sequence[Rollout], vocab_size: int) -> bool:
                 rollout.check_form()
     except WireError:
         return False
-    num_bytes = sum([len(r.completion_ids) for r in rollouts])
-    at_once = max(_JOINED_BYTES * len(rollouts) // max(num_bytes, 1), 1)
-    for first in range(0, len(rollouts), at_once):
-        some = rollouts[first : first + at_once]
-        if not are_logprobs(b"".join([r.engine_logprobs for r in some])):
-            return False
-        ids = [part for r in some for part in (r.prompt_ids, r.completion_ids)] if vocab_size else []
-        if vocab_size and _largest_id(b"".join(ids)) >= vocab_size:
-            return False
-    return True
+    ids = [part for r in rollouts for part in (r.prompt_ids, r.completion_ids)] if vocab_size else []
+    return are_logprobs(b"".join([r.engine_logprobs for r in rollouts])) and _largest_id(b"".join(ids)) < vocab_size
 
 
 def check_rollout(
