@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 # Two versions stay readable: the newest, and the one an engine may have been told of just before.
 KEPT_VERSIONS = 2
+NUM_FILES = KEPT_VERSIONS + 1  # of a publisher, which take turns: those, and the one that is written over next
 
 
 class WeightPublisher:
@@ -154,8 +155,8 @@ class _File:
         self._map[:position] = header
         place = np.frombuffer(self._map, dtype=np.uint8)
         for piece in pieces(tensors):
-            digest.update(piece.numpy().data)
             torch_view(place[position : position + piece.nbytes]).copy_(piece)
+            digest.update(piece.numpy().data)
             position += piece.nbytes
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(self._fd, fcntl.LOCK_UN)
@@ -218,24 +219,24 @@ class WeightsReader:
         stat = os.fstat(fd)
         key = stat.st_dev, stat.st_ino, stat.st_size
         self._maps[key] = self._maps.pop(key, None) or _mapped(fd)
-        while len(self._maps) > KEPT_VERSIONS + 1:
+        while len(self._maps) > NUM_FILES:
             self._maps.pop(next(iter(self._maps)))
         return self._maps[key]
 
 
 class WeightsStream:
-    """A weights file on its way through: each piece is hashed and given out while it is in the cache."""
+    """A weights file on its way through: each piece is given out, and hashed while it is in the cache."""
 
     def __init__(self, notice: WeightsNotice, view: mmap.mmap):
         self._notice = notice
         self._bytes = np.frombuffer(view, dtype=np.uint8)
         self._digest = xxhash.xxh3_64()
         self._position = 0
-        header_bytes = int.from_bytes(self._take(LENGTH_BYTES), "little")
+        header_bytes = int.from_bytes(self._hash(self._take(LENGTH_BYTES)), "little")
         if header_bytes > notice.num_bytes - LENGTH_BYTES:
             raise _damaged(notice)
         try:
-            self.entries = read_entries(self._take(header_bytes).data, notice.num_bytes)
+            self.entries = read_entries(self._hash(self._take(header_bytes)), notice.num_bytes)
         except ValueError:
             raise _damaged(notice) from None
 
@@ -253,21 +254,25 @@ class WeightsStream:
             step = max(1, PIECE_BYTES * num_rows // max(1, size * multiple)) * multiple
             for row in range(0, num_rows if size else 0, step):
                 rows = min(step, num_rows - row)
-                flat = torch_view(self._take(size // num_rows * rows)).view(getattr(torch, entry.dtype))
-                yield entry.name, row, flat.view(rows, *entry.shape[1:])
+                data = self._take(size // num_rows * rows)
+                yield entry.name, row, torch_view(data).view(getattr(torch, entry.dtype)).view(rows, *entry.shape[1:])
+                self._hash(data)
         self._compare()
 
     def check(self) -> None:
         """Read what is left; raises WeightError unless all of it was the announced bytes."""
         while left := self._notice.num_bytes - self._position:
-            self._take(min(left, PIECE_BYTES))
+            self._hash(self._take(min(left, PIECE_BYTES)))
         self._compare()
 
     def _take(self, count: int) -> np.ndarray:
         taken = self._bytes[self._position : self._position + count]
-        self._digest.update(taken.data)
         self._position += count
         return taken
+
+    def _hash(self, taken: np.ndarray) -> memoryview:
+        self._digest.update(taken.data)
+        return taken.data
 
     def _compare(self) -> None:
         if self._digest.hexdigest() != self._notice.checksum:

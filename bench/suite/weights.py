@@ -29,7 +29,7 @@ from pipeline.engines.registry import make_engine
 from pipeline.messages import Rollout, SamplingParams, WeightsNotice, Work
 from pipeline.sections import PositiveInt
 from pipeline.tokenization import PromptCodec
-from pipeline.weights import WeightPublisher
+from pipeline.weights import NUM_FILES, WeightPublisher
 from samplers.base import Problem
 
 SLOTS = 64
@@ -52,18 +52,21 @@ class WeightsBench(Benchmark, frozen=True):
             with tempfile.TemporaryDirectory(prefix="ngu-bench-", dir=SHARED_MEMORY) as scratch, ExitStack() as stack:
                 export_model_dir(model, tokenizer, Path(scratch) / "model")
                 source = _Source(model, Path(scratch), stack)
-                ways = {"shared memory": source.shared, "disk": source.disk}
                 config = EnginesConfig(kind="embedded", slots=SLOTS)
-                with closing(make_engine(config, str(source.model_dir), 0, "auto")) as engine:
-                    rows += _measure(source, ways, engine, self.repeats, is_embedded=True, is_large=is_large)
+                sides = {}
+                for name, publisher in (("shared memory", source.shared), ("disk", source.disk)):
+                    # An engine of its own, which keeps the files of one publisher mapped, as in a run.
+                    engine = stack.enter_context(closing(make_engine(config, str(source.model_dir), 0, "auto")))
+                    sides[name] = _Side(source, publisher, engine)
+                rows += _measure(sides, self.repeats, is_embedded=True, is_large=is_large)
                 server = start_sglang(source.model_dir, SLOTS, say)
                 if server is None:
                     continue
                 stack.callback(server.close)
                 for push in ("gloo", "disk"):
                     with server.engine(PromptCodec(source.model_dir), push) as engine:
-                        ways = {f"SGLang by {push}": source.shared}
-                        rows += _measure(source, ways, engine, self.repeats, is_embedded=False, is_large=is_large)
+                        sides = {f"SGLang by {push}": _Side(source, source.shared, engine)}
+                        rows += _measure(sides, self.repeats, is_embedded=False, is_large=is_large)
         return rows
 
 
@@ -108,59 +111,57 @@ class _Source:
 
 
 class _Side:
-    """One way to an engine, and what each transfer cost."""
+    """One way to an engine, and what each transfer cost, once its files are there and mapped."""
 
-    def __init__(self, source: _Source, publisher: WeightPublisher, busy: "_Busy"):
-        self._source, self._publisher, self._busy = source, publisher, busy
+    def __init__(self, source: _Source, publisher: WeightPublisher, engine: Engine):
+        self._source, self._publisher = source, publisher
+        notice = source.publish(publisher)
+        engine.load_weights(notice)
+        self.num_bytes = notice.num_bytes
+        self.busy = _Busy(engine)
         self.publish_s: list[float] = []
         self.stall_s: list[float] = []
         self.canary_s: list[float] = []
         self.step_s: list[float] = []
+        for _ in range(NUM_FILES):
+            self.transfer()
 
     def transfer(self) -> float:
         """Seconds from publish to loaded."""
         started = time.perf_counter()
         notice = self._source.publish(self._publisher)
         published = time.perf_counter()
-        report = self._busy.engine.load_weights(notice)
+        report = self.busy.engine.load_weights(notice)
         ended = time.perf_counter()
         assert report.is_right
         self.publish_s.append(published - started)
         self.stall_s.append(report.stall_s)
         self.canary_s.append(report.canary_s)
-        self.step_s.append(self._busy.step_s())
+        self.step_s.append(self.busy.step_s())
         return ended - started - report.canary_s
 
 
-def _measure(
-    source: _Source,
-    ways: dict[str, WeightPublisher],
-    engine: Engine,
-    repeats: int,
-    *,
-    is_embedded: bool,
-    is_large: bool,
-) -> list[Row]:
-    notice = source.publish(source.shared)
-    engine.load_weights(notice)
-    busy = _Busy(engine)
-    sides = {name: _Side(source, publisher, busy) for name, publisher in ways.items()}
+def _measure(sides: dict[str, _Side], repeats: int, *, is_embedded: bool, is_large: bool) -> list[Row]:
+    num_bytes = next(iter(sides.values())).num_bytes
     transfers = {name: side.transfer for name, side in sides.items()}
-    found = interleaved(transfers | {MEMCPY: _memcpy(notice.num_bytes)}, repeats)
-    at = f"{notice.num_bytes / 1e6:.1f} MB"
+    found = interleaved(transfers | {MEMCPY: _memcpy(num_bytes)}, repeats)
+    at = f"{num_bytes / 1e6:.1f} MB"
     rows = [figure(f"{at}, {MEMCPY}", "ms", [1e3 * s for s in found[MEMCPY]])] if is_embedded else []
     for name, side in sides.items():
         aim = MEMCPYS if is_large and name == "shared memory" else None
         rows += _rows(f"{at}, {name}", side, found[name], found[MEMCPY], aim, is_embedded)
-    whose = at if is_embedded else f"{at}, {', '.join(ways)}"
-    return [*rows, figure(f"{whose}: requests lost over all loads", "requests", [busy.num_lost()], at_most=0.0)]
+    num_lost = sum(side.busy.num_lost() for side in sides.values())
+    whose = at if is_embedded else f"{at}, {', '.join(sides)}"
+    return [*rows, figure(f"{whose}: requests lost over all loads", "requests", [num_lost], at_most=0.0)]
 
 
 def _rows(
     what: str, side: _Side, loaded_s: list[float], memcpy_s: list[float], aim: float | None, is_embedded: bool
 ) -> list[Row]:
-    # The first transfer has warmed up, and is in no figure.
-    publish_s, stall_s, canary_s, step_s = (s[1:] for s in (side.publish_s, side.stall_s, side.canary_s, side.step_s))
+    # Those before have warmed up, and are in no figure.
+    publish_s, stall_s, canary_s, step_s = (
+        s[-len(loaded_s) :] for s in (side.publish_s, side.stall_s, side.canary_s, side.step_s)
+    )
     rows = [
         figure(f"{what}: publish", "ms", [1e3 * s for s in publish_s]),
         figure(f"{what}: publish to loaded", "ms", [1e3 * s for s in loaded_s]),

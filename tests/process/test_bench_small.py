@@ -2,6 +2,7 @@
 
 import pytest
 
+import pipeline.weights
 from bench.suite import engine, learner, transport, weights
 from bench.suite.base import Row
 from bench.suite.engine import EngineBench
@@ -47,9 +48,14 @@ def test_transport_measures_every_side_and_names_those_that_are_not_there():
         assert 11 * int(tokens.replace(",", "")) < per_token < 11 * int(tokens.replace(",", "")) + 600
 
 
-def test_weights_are_timed_by_transfer_and_nothing_is_lost():
+def test_weights_are_timed_by_transfer_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch):
     said: list[str] = []
+    mapped: list[int] = []
+    really = pipeline.weights._mapped
+    monkeypatch.setattr(pipeline.weights, "_mapped", lambda fd: (mapped.append(fd), really(fd))[1])
     rows = named(WeightsBench(large_mb=3, repeats=2).run(said.append))
+    files = 2 * 2 * pipeline.weights.NUM_FILES
+    assert len(mapped) == files, "each file of two models and two ways is mapped once, before anything is timed"
     assert said == ["SGLang: not here"] * 2
     lost = [row for what, row in rows.items() if "lost" in what]
     assert len(lost) == 2 and all(row.median == 0 and row.outcome == "met" for row in lost)
