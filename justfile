@@ -21,6 +21,7 @@ setup:
         python=""
     done
     if [ -z "$python" ]; then echo "error: Python 3.11 or newer is needed (python3.11 or python3 on PATH)" >&2; exit 1; fi
+    echo "setting up .venv (some GB of packages, some minutes)" >&2
     [ -x {{ bin }}/python ] || "$python" -m venv .venv
     # torch first and with what it needs, which differs between machines with and without a GPU; the lock names the rest.
     {{ bin }}/python -m pip install --quiet "$(grep '^torch==' requirements.lock)"

@@ -104,7 +104,7 @@ def status(run: ExistingRun, /, *, json: bool = False) -> int:
         print(msgspec.json.encode(facts).decode())
         return 0
     print(_headline(facts))
-    for line in [*_status_lines(progress), *(facts["cluster"].lines() if "cluster" in facts else [])]:
+    for line in [*_status_lines(progress, facts["running"]), *(facts["cluster"].lines() if "cluster" in facts else [])]:
         print(f"  {line}")
     return 0
 
@@ -146,12 +146,22 @@ def read_arguments(arguments: tuple[str, ...], more: Sequence[str] = ()) -> Conf
 
 def create_run(config: Config, run_dir: Path | None) -> Path:
     """Check everything that can be checked at once, then create the run directory."""
+    _check_budget(config)
     config, task = _resolve_task(resolve_ray(config))
     path = rundir.create(run_dir, _resolve_engines(_resolve_model(resolve_verifier(config))))
     if isinstance(config.cluster, RayConfig):
         run_keys(path)  # gateway and engines start at the same time: neither is to make them
     list_set_aside(task, path)
     return path
+
+
+def _check_budget(config: Config) -> None:
+    budget, batch = config.max_rollouts, config.learner.batch_size
+    if 0 < budget < batch:
+        raise ConfigError(
+            f"max_rollouts={budget} is less than learner.batch_size={batch}, so no step would be trained; raise the "
+            "one or lower the other"
+        )
 
 
 def _is_file(argument: str) -> bool:
@@ -261,7 +271,7 @@ def _headline(facts: dict[str, Any]) -> str:
     return f"{state}: {reason}" if reason else state
 
 
-def _status_lines(progress: Progress) -> list[str]:
+def _status_lines(progress: Progress, is_running: bool) -> list[str]:
     s = progress.status
     attempts = ", ".join(f"{count} {fate.replace('_', ' ')}" for fate, count in s.get("attempts", {}).items() if count)
     lines = [
@@ -277,13 +287,15 @@ def _status_lines(progress: Progress) -> list[str]:
     if errors := s.get("errors"):
         lines.append("errors: " + ", ".join(f"{name.removeprefix('error/')} {n}" for name, n in errors.items()))
     if learner := s.get("learner"):
-        lines.append(f"learner: {learner['ranks']:.0f} ranks, up in {learner['startup_s']:.1f} s")
+        ranks = learner["ranks"]
+        lines.append(f"learner: {ranks:.0f} rank{'s' * (ranks > 1)}, up in {learner['startup_s']:.1f} s")
     if behind := s.get("catching_up"):
         lines.append(f"learner: started again, catching up: step {behind['at']} of {behind['to']}")
-    if gateway := s.get("gateway"):
+    if is_running and (gateway := s.get("gateway")):
         counts = ", ".join(f"{name.replace('_', ' ')} {n:.0f}" for name, n in gateway.items())
         lines.append(f"gateway at {s['peers']['gateway']['host']}: {counts}")
-    lines += [_peer_line(name, peer) for name, peer in s.get("peers", {}).items() if peer["role"] == "engine"]
+    peers = s.get("peers", {}) if is_running else {}
+    lines += [_peer_line(name, peer) for name, peer in peers.items() if peer["role"] == "engine"]
     return lines + [f"warning: {w}" for w in s.get("warnings", [])]
 
 

@@ -6,17 +6,17 @@ exist, is the data set empty) is checked by whoever owns that thing, with a Conf
 
 import contextlib
 import datetime
-import difflib
 import math
 import re
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from pipeline.cluster.config import ClusterConfig
+from pipeline.config_errors import explain
 from pipeline.errors import ConfigError
 from pipeline.learner_config import LearnerConfig
 from pipeline.sections import Frac, NonNegative, NonNegativeInt, Positive, PositiveInt, Section
@@ -244,7 +244,7 @@ class DaemonConfig(Section, frozen=True):
 
 class Config(Section, frozen=True):
     """A run. It ends after `max_steps` optimizer steps or `max_rollouts` training rollouts, whichever is first; 0 is no
-    limit.
+    limit. A round is launched whole, so the last may go over.
     """
 
     seed: int = 0
@@ -295,7 +295,7 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = (), schema: 
         try:
             raw = tomllib.loads(Path(path).read_text())
         except FileNotFoundError:
-            raise ConfigError(f"{path}: no such file; `ngu init` writes a commented one") from None
+            raise ConfigError(f"{path}: no such file; `ngu init` writes one; a setting is written key=value") from None
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as e:
             raise ConfigError(f"{path}: not a readable TOML file: {e}") from None
     for override in overrides:
@@ -310,7 +310,7 @@ def parse_config(raw: dict[str, Any], where: str, schema: type[Config] = Config)
     try:
         config = msgspec.convert(raw, schema, strict=True)
     except msgspec.ValidationError as e:
-        raise ConfigError(f"{where}: {_explain(raw, str(e), schema)}") from None
+        raise ConfigError(f"{where}: {explain(raw, str(e), schema)}") from None
     if odd := _unstorable(raw):
         # `config.json` would hold null, or could not be written at all, and the journal neither.
         raise ConfigError(f"{where}: [{odd}] expected a finite number of at most 64 bits")
@@ -370,34 +370,3 @@ def apply_override(raw: dict[str, Any], override: str) -> None:
     if leaf == "kind" and table.get("kind") not in (value, None):
         table.clear()  # the other alternative's fields would be unknown to this one
     table[leaf] = value
-
-
-def _explain(raw: dict[str, Any], message: str, schema: type[Config]) -> str:
-    """msgspec's message with the path in the user's words and, for an unknown name, the nearest known one."""
-    text, _, path = message.partition(" - at `$")
-    path = path.rstrip("`").lstrip(".")
-    where = f"[{path}] " if path else ""
-    if "unknown field" in text:
-        name = text.split("`")[1]
-        known = _fields_at(raw, path, schema)
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
-        return f"{where}unknown key {name!r}; {hint}"
-    if "missing required field" in text:
-        return f"{where}the key {text.split('`')[1]!r} is missing"
-    return f"{where}{text[:1].lower()}{text[1:]}"
-
-
-def _fields_at(raw: dict[str, Any], path: str, schema: type[Config]) -> list[str]:
-    kind: Any = schema
-    value: Any = raw
-    for name in re.findall(r"[^.\[\]]+", path):
-        kind, value = (
-            (get_args(kind)[0], value[int(name)]) if name.isdigit() else (get_type_hints(kind)[name], value[name])
-        )
-        for option in get_args(kind):
-            table = getattr(option, "__struct_config__", None)
-            if isinstance(value, dict) and table is not None and table.tag == value.get("kind"):
-                kind = option
-    names = [f.encode_name for f in msgspec.structs.fields(kind)]
-    return names + (["kind"] if kind.__struct_config__.tag else [])

@@ -32,6 +32,8 @@ def ctl(
     if len(arguments) != num_taken:
         raise ConfigError(f"`set` takes one key=value, the other commands take none; {USAGE}")
     if not rundir.is_running(path):
+        if rundir.read_status(path).get("state") == "finished":
+            raise ConfigError(f"{run} has finished")
         raise ConfigError(f"{run} is not running; `ngu resume {run}` goes on with it")
     reply = ask(path, Request(verb, " ".join(arguments)))
     if not reply.ok:
@@ -51,7 +53,9 @@ def logs(
     path = rundir.find(run)
     known = sorted(p.stem for p in (path / "logs").glob("*.log"))
     if role and role not in known:
-        raise ConfigError(f"{role!r} has no log in {path / 'logs'}; there are {', '.join(known) or 'none yet'}")
+        raise ConfigError(
+            f"{role!r} has printed nothing in {run}; logs are there of {', '.join(known) or 'no role yet'}"
+        )
     tails: dict[Path, LogTail] = {}
     try:
         while True:

@@ -1,7 +1,7 @@
 """`ngu ledger`: ask the record of attempts, of a running run or an ended one."""
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -80,13 +80,14 @@ def ledger(
             if export is not None:
                 print(f"{export_attempts(db, _where(wanted), tuple(wanted.values()), export)} attempts in {export}")
             else:
-                _print(_attempts(db, wanted), json)
+                with closing(_attempts(db, wanted)) as rows:  # before the database, also when the reader leaves
+                    _print(rows, json)
     except sqlite3.DatabaseError as e:
         raise NguError(f"{path}: not a readable ledger ({e})") from None
     return 0
 
 
-def _attempts(db: sqlite3.Connection, wanted: dict[str, Any]) -> Iterator[tuple[Any, ...]]:
+def _attempts(db: sqlite3.Connection, wanted: dict[str, Any]) -> Generator[tuple[Any, ...], None, None]:
     yield from db.execute(f"{_QUERY} {_where(wanted)} ORDER BY attempt_id", tuple(wanted.values()))
 
 

@@ -14,6 +14,7 @@ from pipeline.messages import (
     Heartbeat,
     Hello,
     Judgements,
+    Leave,
     PeerFailed,
     PeerWarning,
     Role,
@@ -35,7 +36,7 @@ _highest, _UNSIGNED = np.maximum.reduce, np.dtype("<u4")
 _FROM: dict[Role, tuple[type, ...]] = {
     "engine": get_args(FromEngine),
     "evaluator": get_args(FromEngine),
-    "verifier": (Judgements, Heartbeat, PeerFailed),
+    "verifier": (Judgements, Heartbeat, PeerFailed, Leave),
     "learner": (BatchRequest, StepDone, Heartbeat, PeerFailed, PeerWarning),
     "gateway": (Heartbeat, PeerFailed, PeerWarning),
 }

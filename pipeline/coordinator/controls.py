@@ -45,7 +45,7 @@ class Controls:
 
     def _switch(self, mode: Mode, text: str) -> str:
         before, self._coordinator.mode = self._coordinator.mode, mode
-        return f"already {mode}" if before == mode else text
+        return f"nothing to do: {text}" if before == mode else text
 
     def _set(self, setting: str) -> str:
         coordinator = self._coordinator

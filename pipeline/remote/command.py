@@ -34,10 +34,10 @@ def worker(
     place: Annotated[int, Parameter(help="A number of its own: an earlier one of this role and number is dead.")] = -1,
     role: Annotated[Literal["engine", "verifier"], Parameter(help="What to do for the run.")] = "engine",
 ) -> int:
-    """Generate rollouts, or judge them, for a run on another machine, until it ends; Ctrl-C or SIGTERM gives the work
-    back.
+    """Lend this machine's engine, or its judgement, to a run on another one, until the run ends.
 
     It needs nothing of the run but the key: config, tokenizer and weights come over the encrypted connection.
+    Ctrl-C or SIGTERM gives the work back.
     """
     if not connect.startswith("tcp://"):
         raise ConfigError(f"--connect {connect}: write tcp://HOST:PORT")

@@ -80,6 +80,7 @@ def test_workers_join_leave_and_die_while_the_run_goes_on(closing):
     run.processes["judge"].send_signal(signal.SIGTERM)
     run.until(lambda: run.processes["judge"].poll() is not None, "its farewell")
     assert run.processes["judge"].returncode == 0, run.log("judge")
+    run.until(lambda: "remote-verifier0" not in run.peers(), "the run to notice")
     run.finish()
     run.until(lambda: run.processes["third"].poll() is not None, "the worker to hear that the run is over")
     assert run.processes["third"].returncode == 0, run.log("third")

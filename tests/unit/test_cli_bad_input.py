@@ -37,6 +37,8 @@ def files(tmp_path):
         (["model.path=builtin:nope"], "no such built-in model"),
         (["task.kind=reasoning_gym", "task.name=gcd"], "set model.path"),
         (["max_rollouts=0"], "would never end"),
+        (["max_rollouts=383"], "no step would be trained"),
+        (["learner.lr"], "a setting is written key=value"),
         (["learner.lr=inf"], "finite"),
         (["sampling.max_new_tokens=512"], "do not fit into the 512 positions"),
         (["sampling.max_new_tokens=256", "sampler.seq_multiplier=2"], "do not fit into the 512 positions"),

@@ -125,6 +125,20 @@ def test_a_finished_run_is_not_resumed(run: Path, capsys):
     assert "has finished" in capsys.readouterr().err
 
 
+def test_a_finished_run_takes_no_commands(run: Path, capsys):
+    write_status(run, state="finished")
+    assert main(["ctl", str(run), "pause"]) == 2
+    assert capsys.readouterr().err == f"ngu: error: {run} has finished\n"
+
+
+def test_a_role_without_a_log_is_named_with_those_that_have_one(run: Path, capsys):
+    (run / "logs").mkdir()
+    (run / "logs" / "daemon.log").touch()
+    assert main(["logs", str(run), "--role", "learner"]) == 2
+    assert "'learner' has printed nothing in" in (said := capsys.readouterr().err)
+    assert "logs are there of daemon" in said
+
+
 def test_status_says_what_a_run_is_doing(run: Path, capsys):
     figures = {"step": 3, "max_rollouts": 100, "rollouts": 30, "attempts": {"trained": 5}, "warnings": ["w"]}
     learner = {"ranks": 2.0, "startup_s": 1.0}
@@ -151,9 +165,12 @@ def test_status_says_what_a_run_is_doing(run: Path, capsys):
     ],
 )
 def test_status_of_a_run_that_is_not_running(run: Path, status: dict, first_line: str, capsys):
-    write_status(run, **status)
+    engine = {"role": "engine", "host": "", "version": 4, "held": 0, "silent_s": 0.3}
+    write_status(run, peers={"engine-0": engine}, **status)
     assert main(["status", str(run)]) == 0
-    assert capsys.readouterr().out.splitlines()[0].startswith(first_line)
+    out = capsys.readouterr().out
+    assert out.startswith(first_line)
+    assert "engine-0" not in out
 
 
 def test_watch_of_an_ended_run_shows_how_it_closed(run: Path, capsys):

@@ -67,7 +67,7 @@ def test_pause_stops_everything_new_and_resume_goes_on(driven):
     driven.turn(60)
     assert (driven.run.version, driven.run.ledger.counts["launched"]) == (version, launched)
     assert flow.book.num_in_flight == 0 and driven.run.coordinator.state == "training"
-    assert driven.do("pause").text == "already pause"
+    assert driven.do("pause").text.startswith("nothing to do: paused")
     assert driven.do("resume").ok
     driven.run.run()
     assert driven.run.coordinator.state == "finished"

@@ -1,5 +1,6 @@
 """The ledger as a person asks it: queries, the check of the books, and pruning that keeps both."""
 
+import gc
 import json
 import sqlite3
 import sys
@@ -59,6 +60,22 @@ def test_the_table_has_a_header_and_a_line_an_attempt(ended, capsys):
     assert header.split() == list(COLUMNS)
     assert len(lines) == ended.ledger.counts["failed"] > 0
     assert all("failed" in line for line in lines)
+
+
+def test_a_reader_that_leaves_is_no_error(ended, monkeypatch):
+    """As `head` does: nothing is left that reads a database which is closed."""
+    written: list[str] = []
+
+    def write(line: str) -> None:
+        if len(written) == 3:
+            raise BrokenPipeError
+        written.append(line)
+
+    monkeypatch.setattr("builtins.print", write)
+    with pytest.raises(BrokenPipeError):
+        ledger(ended.run_dir)
+    monkeypatch.undo()
+    gc.collect()  # what cannot be closed warns, and warnings are errors
 
 
 def test_the_books_of_a_finished_run_balance(ended, capsys):
