@@ -7,6 +7,7 @@ are two processes. The engine has requests in flight, as in a run.
 is arithmetic and no transfer: its time is a row of its own, and part of an embedded engine's stall.
 """
 
+import math
 import shutil
 import tempfile
 import time
@@ -17,7 +18,7 @@ from statistics import median
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+from transformers import PretrainedConfig, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from bench.suite.base import Benchmark, Row, Say, figure, interleaved, ratio
 from bench.suite.sglang import start_sglang
@@ -48,7 +49,8 @@ class WeightsBench(Benchmark, frozen=True):
         torch.set_num_threads(1)
         builtin, tokenizer = load_model("builtin")
         rows = []
-        for model, is_large in ((builtin, False), (_large(builtin, self.large_mb), True)):
+        large = Qwen2ForCausalLM(_large(builtin.config, self.large_mb)).eval()
+        for model, is_large in ((builtin, False), (large, True)):
             with tempfile.TemporaryDirectory(prefix="ngu-bench-", dir=SHARED_MEMORY) as scratch, ExitStack() as stack:
                 export_model_dir(model, tokenizer, Path(scratch) / "model")
                 source = _Source(model, Path(scratch), stack)
@@ -70,21 +72,21 @@ class WeightsBench(Benchmark, frozen=True):
         return rows
 
 
-def _large(like: PreTrainedModel, megabytes: int) -> PreTrainedModel:
+def _large(like: PretrainedConfig, megabytes: int) -> Qwen2Config:
     """A Qwen2 model of that many megabytes: 12 layers, as wide as it takes."""
     layers = 12
     # Queries and outputs 2h², keys and values h²/2 with a quarter of the heads, feed-forward 12h².
     hidden = max(64, round((megabytes * 1e6 / 4 / layers / 14.5) ** 0.5 / 64) * 64)
-    config = Qwen2Config(**like.config.to_dict() | {
+    heads = hidden // 64
+    return Qwen2Config(**like.to_dict() | {
         "hidden_size": hidden,
         "intermediate_size": 4 * hidden,
         "num_hidden_layers": layers,
-        "num_attention_heads": hidden // 64,
-        "num_key_value_heads": max(1, hidden // 256),
+        "num_attention_heads": heads,
+        "num_key_value_heads": math.gcd(heads, max(1, heads // 4)),
         "head_dim": 64,
         "layer_types": None,
     })  # fmt: skip
-    return Qwen2ForCausalLM(config).eval()
 
 
 class _Source:

@@ -1,6 +1,7 @@
 """Benchmarks at their smallest: every side runs, and each figure is there and is a figure."""
 
 import pytest
+from transformers import Qwen2Config
 
 import pipeline.weights
 from bench.suite import engine, learner, transport, weights
@@ -69,6 +70,13 @@ def test_weights_are_timed_by_transfer_and_nothing_is_lost(monkeypatch: pytest.M
             assert stall.median < loaded.high + canary.high
     assert rows[f"{small}, shared memory: publish to loaded, against memcpy"].outcome is None, "few bytes: no target"
     assert rows[f"{large}, shared memory: publish to loaded, against memcpy"].at_most == 3
+
+
+def test_a_model_of_any_size_has_heads_that_go_into_groups():
+    for megabytes in (1, 50, 230, 300, 1000):
+        config = weights._large(Qwen2Config(), megabytes)
+        assert config.num_attention_heads % config.num_key_value_heads == 0
+        assert config.hidden_size == 64 * config.num_attention_heads
 
 
 def test_engine_and_learner_give_a_figure_for_every_side():
