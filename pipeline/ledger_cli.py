@@ -16,7 +16,7 @@ from pipeline.ledger_export import export as export_attempts
 
 Outcome = Literal["correct", "incorrect"]
 COLUMNS = ("attempt", "chain", "round", "problem", "level", "fate", "step", "outcome", "reward", "tokens", "versions")
-_WIDTHS = (9, 8, 5, 16, 10, 9, 6, 9, 6, 6, 8)
+_WIDTHS = (9, 8, 5, 26, 10, 9, 6, 9, 6, 6, 8)
 _QUERY = """
 SELECT attempt_id, chain_id, round, problem_id, level, coalesce(fates.name, 'open'), step, outcome, reward, num_tokens,
        oldest_version || CASE WHEN newest_version > oldest_version THEN '..' || newest_version ELSE '' END

@@ -169,6 +169,16 @@ def write_atomic(path: Path, data: bytes) -> None:
         partial.unlink(missing_ok=True)
 
 
+def write_last(path: Path, data: bytes) -> None:
+    """The same for what has to be said even if there is no room for another file: then over the old one."""
+    try:
+        write_atomic(path, data)
+    except OSError:
+        with path.open("r+b") as file:
+            file.write(data)
+            file.truncate()
+
+
 def _default_dir(config: Config) -> Path:
     resolved = dump_config(config)
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")

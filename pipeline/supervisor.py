@@ -99,20 +99,21 @@ class Supervisor:
         checkpoints.remove_unfinished(self.run_dir)
         checkpoint = checkpoints.latest(self.run_dir) if resume else None
         shutil.rmtree(self.run_dir / "ipc", ignore_errors=True)  # of a supervisor that was killed
-        (self.run_dir / "ipc").mkdir(mode=0o700)
-        lifeline = tie(self._lifeline)
         self._learner_died_at = -1
-        self._start_all(checkpoint)
-        try:
-            with contextlib.closing(EngineControl(self.run_dir, self)) as control:
-                self._watch(control)
-            return None
-        except RoleEnded as ended:
-            ended.fatal |= self.stop_requested
-            return ended
-        finally:
-            self._end_all()
-            os.close(lifeline)
+        with contextlib.ExitStack() as stack:
+            try:
+                (self.run_dir / "ipc").mkdir(mode=0o700)
+                stack.callback(os.close, tie(self._lifeline))
+                self._start_all(checkpoint)
+                self._watch(stack.enter_context(contextlib.closing(EngineControl(self.run_dir, self))))
+                return None
+            except RoleEnded as ended:
+                ended.fatal |= self.stop_requested
+                return ended
+            except OSError as e:  # no room on the disk, or for processes
+                return RoleEnded(f"the supervisor cannot go on: {e}", fatal=True, status=1)
+            finally:
+                self._end_all()
 
     # --- engines that come and go (`engine_control.Processes`) ---
 
@@ -261,7 +262,7 @@ class Supervisor:
                 self._let_coordinator_end()
             raise RoleEnded(reason, fatal=True, status=status)
         if (is_coordinator or is_learner) and status == EXIT_CRASH and self._is_repeated(reason):
-            reason = f"{reason}, the second time at step {self._last_crash[0]} in these words; mend that and resume"
+            reason = f"{reason}, twice at step {self._last_crash[0]} in these words; mend that and `ngu resume`"
             raise RoleEnded(reason, fatal=True, status=1)
         if is_coordinator or (is_learner and self._is_beyond_help()):
             raise RoleEnded(reason, fatal=False, status=1)
@@ -273,7 +274,7 @@ class Supervisor:
     def _is_repeated(self, reason: str) -> bool:
         """Whether a crash is the last one over again. Addresses, times and amounts, which differ, do not count."""
         before = self._last_crash
-        self._last_crash = rundir.read_status(self.run_dir).get("step", 0), re.sub(r"\d+", "", reason)
+        self._last_crash = rundir.read_status(self.run_dir).get("step", 0), re.sub(r"0x[0-9a-f]+|\d+", "", reason)
         return before == self._last_crash
 
     def _budget(self, name: str = "") -> RestartBudget:
@@ -352,8 +353,7 @@ class Supervisor:
         state = "failed" if ended.status else "stopped"
         if status.get("state") != "failed" or state == "stopped":
             status |= {"state": state, "reason": ended.reason, "time": time.time()}
-            with contextlib.suppress(OSError):  # then it is `dead`, for the log has no room either
-                rundir.write_atomic(self.run_dir / "status.json", msgspec.json.encode(status))
+            rundir.write_last(self.run_dir / "status.json", msgspec.json.encode(status))
 
 
 def _resume(checkpoint: Path | None) -> list[str]:

@@ -1,5 +1,6 @@
 """What the supervisor does about a role that dies, stops or hangs, with roles of a few lines."""
 
+import errno
 import os
 import re
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from pipeline import daemon, rundir
+from pipeline import supervisor as supervisors
 from pipeline.config import parse_config
 from pipeline.errors import ConfigError
 from pipeline.guards import RESTART_WINDOW_S, RestartBudget
@@ -172,7 +174,11 @@ def test_a_learner_that_dies_at_every_start_ends_the_run_with_that_as_its_reason
 @pytest.mark.parametrize(
     ("words", "num_restarts", "why"),
     [
-        ("f'CudaError: {os.getpid()} bytes'", 1, "the second time at step 3 in these words; mend that and resume"),
+        (
+            "f'CudaError: {os.getpid()} bytes at {os.getpid() ** 4:#x}'",
+            1,
+            "twice at step 3 in these words; mend that and `ngu resume`",
+        ),
         ("('one', 'two', 'three', 'four')[len(os.listdir('crashes'))]", 3, "no restarts are left in this hour"),
     ],
     ids=["the same", "another"],
@@ -223,6 +229,21 @@ class Stopped(TinySupervisor):
     def _end_if_hung(self, role: Role, why: str) -> None:
         self.stop_requested |= all((self.run_dir / f"rank-{i}").exists() for i in (0, 1))
         super()._end_if_hung(role, why)
+
+
+def test_a_disk_without_room_for_a_socket_ends_the_run_with_that_as_its_reason(tmp_path, monkeypatch):
+    supervisor = TinySupervisor(rundir.create(tmp_path / "run", config := parse_config({}, "test")), config)
+    rundir.write_atomic(supervisor.run_dir / "status.json", b'{"state": "training", "step": 3}')
+
+    def full_disk(path: Path, *args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(supervisors, "tie", full_disk)
+    monkeypatch.setattr(rundir, "write_atomic", full_disk)
+    assert supervisor.run(resume=False) == 1
+    status = rundir.read_status(supervisor.run_dir)
+    assert (status["state"], status["step"]) == ("failed", 3)
+    assert "the supervisor cannot go on: [Errno 28] No space left on device" in status["reason"]
 
 
 class Early(TinySupervisor):
