@@ -25,9 +25,9 @@ _PR_SET_PDEATHSIG = 1
 _MAX_FILES = 1 << 16
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _LARGEST_BYTES, _KEPT_BYTES = 32 << 20, 256 << 20  # of one block, of all
-# Net new objects before the young ones are looked at, few enough that this takes a loop a millisecond or two, and how
-# many such looks go by before older ones are.
-_COLLECT = (10_000, 1_000, 50)
+# Net new objects before the young ones are looked at, which a loop that frees as it makes never gets to: a look at a
+# tenth of them holds the coordinator up for 5 ms or more. And how many such looks go by before older ones are.
+_COLLECT = (200_000, 50, 50)
 
 
 def bind_to_parent() -> None:
