@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import zmq
 
+from pipeline import tracing
 from pipeline.channels import ENDPOINT, PeerSocket, introduction, report_failure
 from pipeline.config import Config
 from pipeline.errors import NguError, WireError
@@ -76,6 +77,11 @@ class Gateway:
     def turn(self, timeout_s: float) -> None:
         """Wait at most `timeout_s`, then pass on everything that has arrived on either side."""
         self._poller.poll(round(1000 * timeout_s))
+        with tracing.span("turn", workers=len(self.sessions)):
+            self._pass_on()
+        self._beat()
+
+    def _pass_on(self) -> None:
         for routing_id, frame in self._door.receive():
             self._on_frame(routing_id, frame)
         while (message := self._peer.recv(0)) is not None:
@@ -88,7 +94,6 @@ class Gateway:
                 session.end_reason = f"not heard for {session.silent_s():.0f} s; its attempts are launched again"
             if session.end_reason:
                 self._end(session)
-        self._beat()
 
     def _on_frame(self, routing_id: bytes, frame: Any) -> None:
         if isinstance(frame, Hello):
@@ -225,6 +230,8 @@ def main() -> None:
     parser.add_argument("run_dir", type=Path)
     run_dir: Path = parser.parse_args().run_dir
     config = read_config(run_dir)
+    if config.telemetry.profile:
+        tracing.start(run_dir, NAME)
     try:
         # A broken connection is to be replaced before its worker is given up.
         door = Door(config.daemon.listen, run_keys(run_dir), min(SILENT_S, config.daemon.hang_s / 2))

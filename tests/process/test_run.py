@@ -106,9 +106,12 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Run]]:
         assert not Path(f"/dev/shm/ngu-{run_id}").exists()
 
 
+LISTEN = "daemon.listen=tcp://127.0.0.1:0"  # with a gateway, since it is one of the roles
+
+
 def test_a_run_leaves_everything_a_user_was_promised(start):
     begin_us = time.monotonic_ns() / 1000
-    run = start("max_rollouts=20000", "max_steps=5", "daemon.checkpoint_every_steps=2", "--profile")
+    run = start("max_rollouts=20000", "max_steps=5", "daemon.checkpoint_every_steps=2", LISTEN, "--profile")
     text = run.end()
     assert "pass@1" in text
     check_trace(run.dir, begin_us, time.monotonic_ns() / 1000)
@@ -134,7 +137,7 @@ def check_trace(run_dir: Path, begin_us: float, end_us: float) -> None:
     """Every role is there, at work within the run's time, and all go by one clock: no effect before its cause."""
     events = json.loads((run_dir / "trace.json").read_text())["traceEvents"]
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
-    assert set(names.values()) == {"coordinator", "learner", "engine-0", "verifier"}
+    assert set(names.values()) == {"coordinator", "learner", "engine-0", "verifier", "gateway"}
     timed = [e for e in events if e["ph"] != "M"]
     assert {names[e["pid"]] for e in timed} == set(names.values())
     assert all(begin_us <= e["ts"] <= e["ts"] + e.get("dur", 0) <= end_us for e in timed)
