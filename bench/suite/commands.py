@@ -79,8 +79,9 @@ def _run(name: str, benchmark: Benchmark) -> Result:
     finally:
         signal.signal(signal.SIGTERM, previous)
     seconds, loads = time.monotonic() - started, (load, load_average())
-    parameters = msgspec.to_builtins(benchmark)
-    return Result(key, name, parameters, rows, notes, seconds, loads, of_commit, machine(), versions())
+    parameters, usual = msgspec.to_builtins(benchmark), msgspec.to_builtins(type(benchmark)())
+    changed = {k: value for k, value in parameters.items() if value != usual[k]}
+    return Result(key, name, parameters, rows, notes, seconds, loads, of_commit, machine(), versions(), changed)
 
 
 @app.command

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -37,9 +38,10 @@ def text_table(result: Result) -> str:
 def circumstances(result: Result) -> str:
     machine, (before, after) = result.machine, result.load
     at = f" at {result.commit}" if result.commit else ""
+    changed = "".join(f", {name}={msgspec.json.encode(value).decode()}" for name, value in result.changed.items())
     return (
         f"{result.taken}{at}, {machine.cores} cores of {machine.cpu}, load {before:.1f} to {after:.1f}, "
-        f"{result.seconds:.0f} s"
+        f"{result.seconds:.0f} s{changed}"
     )
 
 
@@ -102,7 +104,8 @@ def markdown(history: History, picture: str) -> str:
         f"![Figures with a target, in multiples of it, over the runs]({picture})",
         "",
         "The newest run in green where the target is met, amber where it is open, red where it is missed; earlier runs "
-        "above it. Where a benchmark has no targets, its ratios.",
+        "with the same parameters above it. Where a benchmark has no targets, its ratios. Parameters that are not the "
+        "defaults, which the targets are about, are named with the run.",
     ]
     for name, result in newest.items():
         lines += ["", f"## {name}", "", f"{_sentence(name)}. {circumstances(result)}.", ""]
@@ -131,7 +134,8 @@ def _draw(history: History) -> Figure:
     figure = Figure(figsize=(WIDTH_IN, sum(heights)), layout="constrained")
     all_axes = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights).flat
     for axes, (name, rows) in zip(all_axes, panels.items(), strict=True):
-        _panel(axes, name, rows, history.get(name, ()))
+        results = history.get(name, ())
+        _panel(axes, name, rows, [r for r in results if r.parameters == results[-1].parameters])
     return figure
 
 
@@ -158,7 +162,8 @@ def _panel(axes: Axes, name: str, drawn: Sequence[str], results: Sequence[Result
     style(axes, f"{name}: {runs}", "times its target: right of the line is better" if aimed else "ratio", "")
     axes.axvline(1.0, color="black", linewidth=0.8, linestyle=":")
     axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    lowest, highest = axes.get_xlim()
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if highest > 5 * lowest else range(1, 10)))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_yticks(range(len(drawn)), drawn, fontsize=6.5)

@@ -30,7 +30,8 @@ class Machine(msgspec.Struct, frozen=True):
 
 class Result(msgspec.Struct, frozen=True):
     """One run of one benchmark. `load` is the load average of the last minute before it began and when it ended: above
-    the number of cores, absolute figures are those of a busy machine.
+    the number of cores, absolute figures are those of a busy machine. `changed`: the parameters that were not those the
+    targets are about, its defaults.
     """
 
     key: str
@@ -43,6 +44,7 @@ class Result(msgspec.Struct, frozen=True):
     commit: str
     machine: Machine
     versions: dict[str, str]
+    changed: dict[str, Any] = {}
 
     @property
     def taken(self) -> str:

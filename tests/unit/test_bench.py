@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from bench.suite import registry
+from bench.suite import report as suite_report
 from bench.suite.base import Benchmark, Row, Say, figure, interleaved, ratio
 from bench.suite.commands import bench, report
 from bench.suite.registry import BENCHMARKS, Entry
@@ -65,6 +66,8 @@ def test_a_run_prints_writes_and_appends_and_the_report_draws_it(tmp_path: Path,
     assert [(r["benchmark"], r["parameters"]) for r in written] == [
         (name, {"repeats": 5, "sizes": [4]}) for name in ("toy", "toy2")
     ]
+    assert written[0]["changed"] == {"repeats": 5, "sizes": [4]}
+    assert "repeats=5, sizes=[4]" in captured.out, "a target that was judged by other parameters says so"
     assert written[0]["machine"]["cores"] >= 1 and written[0]["versions"]["numpy"]
     history = read_history(results)
     assert [len(history[name]) for name in ("toy", "toy2")] == [2, 1]
@@ -74,6 +77,14 @@ def test_a_run_prints_writes_and_appends_and_the_report_draws_it(tmp_path: Path,
     assert "2 met, 1 open, 0 missed" in page and "- no peer here" in page
     assert "| size 4 | 12 things/s |" in page and "| size 2 | 4 things/s |" in page
     assert (tmp_path / "page" / "report.png").read_bytes().startswith(PNG)
+    assert "cores of" in page and "repeats=5, sizes=[4]." in page
+
+
+def test_the_picture_has_runs_of_the_newest_ones_parameters(tmp_path: Path):
+    for settings in (["repeats=5"], ["sizes=[2]"], ["repeats=5"]):
+        bench("toy", *settings, results=tmp_path)
+    figure = suite_report._draw(read_history(tmp_path))
+    assert figure.axes[0].get_title(loc="left").startswith("toy: 2 runs")
 
 
 def test_a_benchmark_that_fails_takes_no_figures_with_it(tmp_path: Path):
