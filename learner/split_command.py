@@ -148,6 +148,7 @@ def _text(summary: dict[str, Any], out: Path) -> str:
     if summary["unjudged"]:
         lines.append(f"{len(summary['unjudged'])} could not be judged at all; split.json lists them")
     lines.append(
-        f"wrote {out}/*.jsonl; train on one with task.kind=jsonl task.path=… 'task.prompt_template={{question}}'"
+        f"wrote {out}/*.jsonl; train on one with model.path=… task.kind=jsonl task.path=… "
+        "'task.prompt_template={question}'"
     )
     return "\n".join(lines)

@@ -27,6 +27,8 @@ def print_closing(summary: dict[str, Any], run_dir: Path) -> None:
         f"ESS {number(summary['ess_mean'])}",
         soft_wrap=True,
     )
+    if summary["state"] == "finished" and not summary["steps"]:
+        console.print("nothing was trained: no batch was filled; raise max_rollouts or lower learner.batch_size")
     console.print(f"{run_dir}: summary.json, metrics.jsonl, checkpoints/, tensorboard/, *.png", soft_wrap=True)
 
 

@@ -23,6 +23,9 @@ app = App(name="lab", help="Try samplers on a population of problems: no model, 
 Arguments = Annotated[
     str, Parameter(show_default=False, help="A TOML file, and settings such as sampler.round_size=8 that override it.")
 ]
+Overrides = Annotated[
+    str, Parameter(show_default=False, help="Settings such as sampler.round_size=8 that override the file's.")
+]
 Candidates = Annotated[
     str, Parameter(show_default=False, help="TOML files or kinds of sampler, and settings that apply to all of them.")
 ]
@@ -100,7 +103,7 @@ def compare(
 
 
 @app.command
-def sweep(file: Path, /, *settings: Arguments, out: Path | None = None, json: Json = None, jobs: Jobs = None) -> int:
+def sweep(file: Path, /, *settings: Overrides, out: Path | None = None, json: Json = None, jobs: Jobs = None) -> int:
     """Run a grid of settings over all cores; run it again to go on where it was interrupted.
 
     Parameters
@@ -124,7 +127,7 @@ def sweep(file: Path, /, *settings: Arguments, out: Path | None = None, json: Js
 
 
 @app.command(name="replay")
-def replay_(run: Path, /, *settings: Arguments, sampler: str, json: Json = None) -> int:
+def replay_(run: Path, /, *settings: Overrides, sampler: str, json: Json = None) -> int:
     """Say what another sampler would have launched on a recorded run.
 
     Parameters

@@ -18,9 +18,7 @@ Inputs = Annotated[Path, Parameter(show_default=False)]
 Draws = Annotated[int, Parameter(help="Bootstrap draws.")]
 Seed = Annotated[int, Parameter(help="Seed of the bootstrap.")]
 Out = Annotated[Path, Parameter(help="Directory for the JSON, CSV, PNG and SVG files.")]
-Json = Annotated[
-    bool, Parameter(name="--json", negative="", show_default=False, help="Print the fit as one JSON object.")
-]
+Json = Annotated[bool, Parameter(name="--json", negative="", show_default=False, help="Print one JSON object.")]
 Check = Annotated[
     bool,
     Parameter(name="--check", negative="", show_default=False, help="Test the fitter on data whose truth is known."),

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 LOSSES = ("cispo", "reinforce_tis", "ppo", "grpo", "gspo", "topr", "m2po", "asymre")
 LAGS = (0, 1, 2, 4, 8, 16)
 
-Settings = Annotated[str, Parameter(show_default=False, help="A TOML file, and settings that apply to all arms.")]
+Settings = Annotated[
+    str, Parameter(show_default=False, help="A TOML file, and settings of all arms; they come before the options.")
+]
 Losses = Annotated[
     tuple[str, ...],
     Parameter(

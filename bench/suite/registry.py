@@ -9,6 +9,7 @@ import msgspec
 
 from bench.suite.base import Benchmark
 from pipeline.config import apply_override
+from pipeline.config_errors import explain
 from pipeline.errors import ConfigError
 
 
@@ -80,4 +81,4 @@ def _make(name: str, kind: type[Benchmark], settings: Sequence[str]) -> Benchmar
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as e:
-        raise ConfigError(f"{name}: {e}") from None
+        raise ConfigError(f"{name}: {explain(raw, str(e), kind)}") from None

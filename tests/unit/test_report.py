@@ -138,6 +138,14 @@ def test_closing_tables(tmp_path: Path, records: list, capsys: pytest.CaptureFix
     assert ("*3" in out) == bool(records)
 
 
+@pytest.mark.parametrize(("steps", "says"), [(0, True), (1, False)])
+def test_a_run_that_trained_nothing_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str], steps: int, says: bool):
+    records = [step(n) for n in range(1, steps + 1)]
+    summary = report.summarize(records, {"state": "finished", "step": steps}, msgspec.to_builtins(Config()))
+    print_closing(summary, tmp_path)
+    assert ("nothing was trained" in capsys.readouterr().out) == says
+
+
 def test_the_module_says_what_it_cannot_report_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
     monkeypatch.setattr("sys.argv", ["report", str(tmp_path)])
     assert report.main() == 2
