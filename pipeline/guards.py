@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Literal
 
 from pipeline import checkpoints, rundir
-from pipeline.errors import NguError
 
 PERIOD_S = 1.0
 MIN_FREE_BYTES = 512 << 20  # beside what one more checkpoint takes
@@ -54,9 +53,7 @@ class HangWatch:
             self._stamp, self._changed = stamp, now
         if self._changed is None:
             return {}
-        try:
-            status = rundir.read_status(self._run_dir)
-        except NguError:
+        if not (status := rundir.read_status(self._run_dir)):
             return {}
         age, awake_s = now - self._changed, now - self._awake
         if min(age, awake_s) > self._hang_s:

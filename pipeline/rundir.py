@@ -20,6 +20,7 @@ import msgspec
 from pipeline.config import Config, dump_config, parse_config
 from pipeline.errors import ConfigError, NguError
 from pipeline.init_config import render_config
+from pipeline.manifest import sync
 
 END_STATES = ("finished", "failed", "stopped")
 # A probe by `is_running` holds a shared lock for microseconds; a starting supervisor must not mistake it for a rival.
@@ -71,9 +72,10 @@ def create(run_dir: Path | None, config: Config) -> Path:
 
 
 def write_config(run_dir: Path, config: Config) -> None:
-    """`config.json` last: a directory without it is not a run."""
-    write_atomic(run_dir / "config.toml", render_config(config).encode())
-    write_atomic(run_dir / "config.json", msgspec.json.format(msgspec.json.encode(dump_config(config))))
+    """`config.json` last: a directory without it is not a run. `ngu ctl` replaces it in a run of weeks."""
+    write_atomic(run_dir / "config.toml", render_config(config).encode(), is_lasting=True)
+    encoded = msgspec.json.format(msgspec.json.encode(dump_config(config)))
+    write_atomic(run_dir / "config.json", encoded, is_lasting=True)
 
 
 def find(run_dir: str | Path) -> Path:
@@ -156,15 +158,24 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_status(run_dir: Path) -> dict[str, Any]:
-    return read_json(run_dir / "status.json")
+    """Empty before it is written, and where a power loss has torn it, which must keep nobody from going on."""
+    with contextlib.suppress(NguError):
+        return read_json(run_dir / "status.json")
+    return {}
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """Replace `path` so that a reader sees the old bytes or the new ones, never a part."""
+def write_atomic(path: Path, data: bytes, is_lasting: bool = False) -> None:
+    """Replace `path` so that a reader sees the old bytes or the new ones, never a part; if it `is_lasting`, after a
+    power loss as well.
+    """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
         partial.write_bytes(data)
+        if is_lasting:
+            sync(partial)
         partial.replace(path)
+        if is_lasting:
+            sync(path.parent)
     finally:
         partial.unlink(missing_ok=True)
 

@@ -91,8 +91,18 @@ def test_status_is_empty_before_it_is_written_and_may_hold_nan(tmp_path: Path):
     (tmp_path / "status.json").write_text('{"ess": NaN, "step": 2}')
     assert rundir.read_status(tmp_path)["step"] == 2
     (tmp_path / "status.json").write_text("torn")
+    assert rundir.read_status(tmp_path) == {}, "it is written anew twice a second"
     with pytest.raises(NguError, match=r"status\.json"):
-        rundir.read_status(tmp_path)
+        rundir.read_json(tmp_path / "status.json")
+
+
+def test_a_config_that_is_replaced_survives_a_power_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run = rundir.create(tmp_path / "run", Config(seed=1))
+    seen: list[tuple[str, int]] = []
+    monkeypatch.setattr(rundir, "sync", lambda path: seen.append((path.name, rundir.read_config(run).seed)))
+    rundir.write_config(run, Config(seed=2))
+    (partial, before), (directory, after) = seen[2:]
+    assert partial.startswith(".config.json.") and (before, directory, after) == (1, "run", 2)
 
 
 def test_an_atomic_write_replaces_the_whole_file_and_leaves_nothing_else(tmp_path: Path):

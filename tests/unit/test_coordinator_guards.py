@@ -242,7 +242,7 @@ def test_lines_come_after_the_name_of_their_process(written, capsys):
 
 
 def test_an_unknown_role_is_refused_with_the_known_ones(written):
-    with pytest.raises(ConfigError, match="there are engine-0, learner"):
+    with pytest.raises(ConfigError, match="logs are there of engine-0, learner"):
         logs(written, role="enigne-0")
 
 
