@@ -164,6 +164,7 @@ def coordinated(config: Config, load: Load) -> Iterator[tuple[Coordinator, Timed
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
+            process_group=0,  # Ctrl-C reaches the benchmark alone, which ends them
         )
         try:
             assert peers.stdin is not None

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ PYTHON = ROOT / ".venv-peers" / "bin" / "python"
 RAY = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
 HOW = "run `just peers`"
 PATIENCE_S = 60  # a server or a cluster of its own takes a while to end
+INTERRUPTED_S = 15
 
 
 def find_python(*packages: str) -> Path | None:
@@ -39,9 +41,16 @@ class Measurer:
     def __init__(self, python: Path | str, module: str, *arguments: str, env: dict[str, str] | None = None):
         self._what = " ".join((module, *arguments))
         argv = [str(python), "-m", module, *arguments]
-        # Its own error output is shown: it says why a child that ends early did so.
+        # Its own error output is shown: it says why a child that ends early did so. Ctrl-C reaches the benchmark alone,
+        # whose end is the end of the child's input: it then removes what it has made.
         self._process = subprocess.Popen(
-            argv, cwd=ROOT, env=environment() | (env or {}), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            argv,
+            cwd=ROOT,
+            env=environment() | (env or {}),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            process_group=0,
         )
 
     def ask(self, **request: Any) -> dict[str, Any]:
@@ -67,9 +76,9 @@ class Measurer:
             assert process.stdin is not None
             process.stdin.close()
             try:
-                process.wait(PATIENCE_S)
+                process.wait(PATIENCE_S if kind is None else INTERRUPTED_S)
             except subprocess.TimeoutExpired:
-                process.kill()
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def say_missing(what: str) -> str:

@@ -2,7 +2,9 @@
 
 import ast
 import json
+import os
 import statistics
+import sys
 from pathlib import Path
 
 import msgspec
@@ -12,6 +14,7 @@ from bench.suite import registry
 from bench.suite import report as suite_report
 from bench.suite.base import Benchmark, Row, Say, figure, interleaved, ratio
 from bench.suite.commands import bench, report
+from bench.suite.peers import Measurer
 from bench.suite.registry import BENCHMARKS, Entry
 from bench.suite.results import read_history
 from bench.suite.samplers import SamplersBench
@@ -126,6 +129,13 @@ def test_a_history_of_something_else_and_an_empty_one_are_refused(tmp_path: Path
     (tmp_path / "toy.jsonl").write_text('{"other": 1}\n')
     with pytest.raises(NguError, match="not a file of results"):
         report(results=tmp_path)
+
+
+def test_ctrl_c_reaches_the_benchmark_and_none_of_its_children():
+    """They would leave their servers' files behind; the end of their input is theirs."""
+    with Measurer(sys.executable, "tokenize") as child:
+        assert os.getpgid(child._process.pid) == child._process.pid
+    assert child._process.returncode == 0
 
 
 def test_sides_take_turns_and_the_first_repeat_is_left_out():
