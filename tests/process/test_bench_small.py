@@ -87,6 +87,7 @@ def test_engine_and_learner_give_a_figure_for_every_side():
     best = [what for what in rows if what.startswith("72 tokens, generate")]
     assert {what.split(", ")[2] for what in best} == {"dynamic cache", "static cache"}
     assert rows["72 tokens, embedded, 64 slots, of that bound"].median < 1, "no engine is faster than its bound"
+    assert 0 < rows["72 tokens, embedded, 64 slots, of the bound of large products"].median < 1
     bounds = [row.median for what, row in rows.items() if "bound at 64 slots" in what]
     assert len(bounds) == 2 and min(bounds) > 0
     assert said[0] == "SGLang: not here"
