@@ -104,7 +104,7 @@ def status(run: ExistingRun, /, *, json: bool = False) -> int:
         print(msgspec.json.encode(facts).decode())
         return 0
     print(_headline(facts))
-    for line in [*_status_lines(progress, facts["running"]), *(facts["cluster"].lines() if "cluster" in facts else [])]:
+    for line in [*_status_lines(progress), *(facts["cluster"].lines() if "cluster" in facts else [])]:
         print(f"  {line}")
     return 0
 
@@ -271,8 +271,9 @@ def _headline(facts: dict[str, Any]) -> str:
     return f"{state}: {reason}" if reason else state
 
 
-def _status_lines(progress: Progress, is_running: bool) -> list[str]:
+def _status_lines(progress: Progress) -> list[str]:
     s = progress.status
+    has_ended = s.get("state") in rundir.END_STATES
     attempts = ", ".join(f"{count} {fate.replace('_', ' ')}" for fate, count in s.get("attempts", {}).items() if count)
     lines = [
         f"step {of(s.get('step', 0), s.get('max_steps'))}, rollouts {of(s.get('rollouts', 0), s.get('max_rollouts'))}, "
@@ -291,10 +292,10 @@ def _status_lines(progress: Progress, is_running: bool) -> list[str]:
         lines.append(f"learner: {ranks:.0f} rank{'s' * (ranks > 1)}, up in {learner['startup_s']:.1f} s")
     if behind := s.get("catching_up"):
         lines.append(f"learner: started again, catching up: step {behind['at']} of {behind['to']}")
-    if is_running and (gateway := s.get("gateway")):
+    if (gateway := s.get("gateway")) and not has_ended:
         counts = ", ".join(f"{name.replace('_', ' ')} {n:.0f}" for name, n in gateway.items())
         lines.append(f"gateway at {s['peers']['gateway']['host']}: {counts}")
-    peers = s.get("peers", {}) if is_running else {}
+    peers = s.get("peers", {}) if not has_ended else {}
     lines += [_peer_line(name, peer) for name, peer in peers.items() if peer["role"] == "engine"]
     return lines + [f"warning: {w}" for w in s.get("warnings", [])]
 
