@@ -81,11 +81,16 @@ def test_a_model_of_any_size_has_heads_that_go_into_groups():
 
 def test_engine_and_learner_give_a_figure_for_every_side():
     said: list[str] = []
-    rows = named(EngineBench(slots=(64,), lengths=(72,), batches=(2, 4), repeats=1).run(said.append))
+    rows = named(EngineBench(slots=(2, 64), lengths=(72,), batches=(2, 4), repeats=1).run(said.append))
     kinds = {what.removeprefix("72 tokens, ").partition(",")[0] for what in rows}
     assert {"embedded", "transformers engine", "generate"} < kinds
     best = [what for what in rows if what.startswith("72 tokens, generate")]
     assert {what.split(", ")[2] for what in best} == {"dynamic cache", "static cache"}
+    fastest, own = (
+        max(rows[what].median for what in best),
+        max(rows[f"72 tokens, embedded, {n} slots"].median for n in (2, 64)),
+    )
+    assert rows["72 tokens, embedded against generate, each at its best"].median == pytest.approx(own / fastest)
     assert rows["72 tokens, embedded, 64 slots, of that bound"].median < 1, "no engine is faster than its bound"
     assert 0 < rows["72 tokens, embedded, 64 slots, of the bound of large products"].median < 1
     bounds = [row.median for what, row in rows.items() if "bound at 64 slots" in what]
