@@ -78,6 +78,8 @@ def _run(name: str, benchmark: Benchmark) -> Result:
         rows = benchmark.run(say)
     finally:
         signal.signal(signal.SIGTERM, previous)
+    if not rows:
+        raise ConfigError(f"{name}: these parameters leave nothing to measure")
     seconds, loads = time.monotonic() - started, (load, load_average())
     parameters, usual = msgspec.to_builtins(benchmark), msgspec.to_builtins(type(benchmark)())
     changed = {k: value for k, value in parameters.items() if value != usual[k]}

@@ -113,6 +113,7 @@ def test_where_nothing_can_be_written_nothing_is_measured(tmp_path: Path):
         (("toy", "bogus=1"), r"no such parameter \(toy: repeats, sizes\)"),
         (("toy", "sizes=3"), r"toy: \[sizes\] expected a list, got `int`"),
         (("toy", "repeats=0"), "toy: .*repeats"),
+        (("toy", "sizes=[]"), "toy: these parameters leave nothing to measure"),
         (("repeats=1",), "name a benchmark"),
         (("samplers", "sampler.kind=bogus"), "samplers: .*bogus"),
     ],
