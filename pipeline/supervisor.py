@@ -33,6 +33,7 @@ from pipeline.role import EXIT_CRASH, LEAVE_SIGNAL, PARENT_ENV, ROLE_ENV
 
 POLL_S = 0.1
 STOP_GRACE_S = 60.0  # a learner may be in the middle of a step and then writes a checkpoint
+LAST_GRACE_S = 15.0  # for the coordinator, if the learner was not done by then
 KILL_GRACE_S = 5.0
 RAY_GRACE_S = 30.0  # for engines elsewhere to clear up, and a cluster that was started for the run
 # A stopped process is killed when so many looks in a row find it so. Looks, not seconds: where a scheduler stops all of
@@ -213,7 +214,13 @@ class Supervisor:
                 assert coordinator.process is not None
                 coordinator.process.send_signal(signal.SIGTERM)
             if deadline is not None and time.monotonic() > deadline:
-                raise RoleEnded(f"the run did not stop within {STOP_GRACE_S:.0f} s", fatal=True, status=1)
+                if all(role.is_leaving for role in self.roles if role.rank is not None):
+                    raise RoleEnded(f"the run did not stop within {STOP_GRACE_S:.0f} s", fatal=True, status=1)
+                reason = f"the learner has not saved within {STOP_GRACE_S:.0f} s"
+                print(f"supervisor: {reason}; the run stops without it", file=sys.stderr)
+                for role in self._end_learner():
+                    role.is_leaving = True
+                deadline += LAST_GRACE_S
             hung = watch.hung()
             for role in self.roles:
                 assert role.process is not None

@@ -15,6 +15,7 @@ from small_run import SmallRun
 from tiny_models import teacher_forced
 from transformers import AutoModelForCausalLM
 
+from pipeline import rundir
 from pipeline.messages import (
     Batch,
     Judgement,
@@ -53,7 +54,8 @@ def test_workers_join_leave_and_die_while_the_run_goes_on(closing):
         run.start(name, "pipeline.cli", *worker_argv(run), "--slots", "8")
         run.until(lambda: run.trained_by("remote0", 50), "its rollouts")
         run.until(lambda: run.trained_by("remote1", 50) or name == "first", "its rollouts")  # noqa: B023
-    here = run.ngu("status", str(run.dir)).stdout
+    with rundir.lock(run.dir):  # as its supervisor would
+        here = run.ngu("status", str(run.dir)).stdout
     assert "remote1 on" in here and "gateway at tcp://127.0.0.1" in here, here
     peer = run.peers()["remote0"]
     assert (peer["role"], peer["pid"], peer["version"] > 0) == ("engine", 0, True)

@@ -221,14 +221,30 @@ while True:
 
 
 class Stopped(TinySupervisor):
-    """Once both ranks are there; the second dies in the stop."""
+    """Once both ranks are there, and the coordinator listens; the second rank dies in the stop."""
 
     learner = f"{LEARNER.removesuffix('time.sleep(100)' + chr(10))}\nwhile not os.path.exists('stopping'):\n"
     learner += "    time.sleep(0.01)\nif rank == '0': time.sleep(100)\nraise SystemExit(70)"
 
     def _end_if_hung(self, role: Role, why: str) -> None:
-        self.stop_requested |= all((self.run_dir / f"rank-{i}").exists() for i in (0, 1))
+        self.stop_requested |= all((self.run_dir / name).exists() for name in ("rank-0", "rank-1", "status.json"))
         super()._end_if_hung(role, why)
+
+
+class Busy(Stopped):
+    """In a step that takes long."""
+
+    learner = LEARNER
+
+
+def test_a_stop_waits_for_a_learner_only_so_long(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(supervisors, "STOP_GRACE_S", 0.4)
+    config = parse_config({"daemon": {"max_restarts": 0}, "learner": {"num_processes": 2}}, "test")
+    supervisor = Busy(rundir.create(tmp_path / "run", config), config)
+    supervisor.code = PATIENT
+    assert supervisor.run(resume=False) == 0
+    assert "the learner has not saved within 0 s; the run stops without it" in capsys.readouterr().err
+    assert rundir.read_status(supervisor.run_dir)["state"] == "stopped"
 
 
 def test_a_disk_without_room_for_a_socket_ends_the_run_with_that_as_its_reason(tmp_path, monkeypatch):
