@@ -1,5 +1,6 @@
 """What a benchmark leaves behind: its rows, and where and with what they were measured."""
 
+import hashlib
 import os
 import platform
 import subprocess
@@ -61,15 +62,17 @@ def load_average() -> float:
 
 
 def commit() -> str:
-    """The commit of the checkout this runs from, with a + if files differ from it; empty for an installed package."""
+    """The commit of the checkout this runs from, with + and a digest of how files differ from it, so that runs of other
+    code are not taken for the same; empty for an installed package.
+    """
     try:
-        found = [
-            subprocess.run(["git", "-C", str(ROOT), *args], capture_output=True, text=True, check=True).stdout.strip()
-            for args in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+        name, difference = [
+            subprocess.run(["git", "-C", str(ROOT), *args], capture_output=True, check=True).stdout.strip()
+            for args in (["rev-parse", "--short", "HEAD"], ["diff", "HEAD"])
         ]
     except (OSError, subprocess.CalledProcessError):
         return ""
-    return found[0] + "+" * bool(found[1])
+    return name.decode() + (f"+{hashlib.blake2b(difference, digest_size=3).hexdigest()}" if difference else "")
 
 
 def machine() -> Machine:

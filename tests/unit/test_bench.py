@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import statistics
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from bench.suite import registry
 from bench.suite import report as suite_report
+from bench.suite import results as suite_results
 from bench.suite.base import Benchmark, Row, Say, figure, interleaved, ratio
 from bench.suite.commands import bench, report
 from bench.suite.peers import Measurer
@@ -137,6 +139,22 @@ def test_ctrl_c_reaches_the_benchmark_and_none_of_its_children():
     with Measurer(sys.executable, "tokenize") as child:
         assert os.getpgid(child._process.pid) == child._process.pid
     assert child._process.returncode == 0
+
+
+def test_a_checkout_that_differs_has_a_name_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Or whole runs would go on with those of other code."""
+    monkeypatch.setattr(suite_results, "ROOT", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert suite_results.commit() == ""
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=n", "-c", "user.email=e"]
+    (tmp_path / "file").write_text("a")
+    for args in (["init", "-q"], ["add", "file"], ["commit", "-qm", "m"]):
+        subprocess.run([*git, *args], check=True)
+    names = [suite_results.commit()]
+    for text in ("b", "c"):
+        (tmp_path / "file").write_text(text)
+        names.append(suite_results.commit())
+    assert len(set(names)) == 3 and "+" not in names[0] and all(n.startswith(f"{names[0]}+") for n in names[1:])
 
 
 def test_sides_take_turns_and_the_first_repeat_is_left_out():
