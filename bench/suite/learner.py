@@ -27,11 +27,13 @@ from pipeline.tasks.registry import make_task
 GROUP_SIZE = 8
 PADDED = "one padded batch"
 TRL = "TRL"
+PACKED_TOKENS = 512  # the mask of a packed row grows with the square of its length
 
 
 class LearnerBench(Benchmark, frozen=True):
     """`micro_batch_tokens`: the budgets to compare with one padded batch of all `rollouts`; what `ngu train` does is
-    measured in any case. `trl_rollouts`: of a forward pass of TRL, of which the fastest counts.
+    measured in any case, and so are rows that hold rollouts one after the other. `trl_rollouts`: of a forward pass of
+    TRL, of which the fastest counts.
     """
 
     rollouts: PositiveInt = 384
@@ -59,6 +61,9 @@ class LearnerBench(Benchmark, frozen=True):
             kind: Measurer(THIS_PYTHON, "bench.suite.learner_steps", str(file), str(budget), env=ROLE_ENV)
             for kind, budget in budgets.items()
         }
+        for n in sorted({PACKED_TOKENS, _default()}):
+            argv = ("bench.suite.learner_steps", str(file), str(n), "packed")
+            children[f"packed rows of {n} tokens"] = Measurer(THIS_PYTHON, *argv, env=ROLE_ENV)
         python = find_python("trl")
         if python is None:
             say(say_missing(TRL))
