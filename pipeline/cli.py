@@ -7,6 +7,7 @@ A verb's module is imported when the verb is called and not before; its one-line
 import ast
 import importlib.util
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -25,6 +26,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status, 2 for wrong input; SystemExit is raised for wrong usage (2) and
     Ctrl-C (130).
     """
+    # A `kill` ends a command as Ctrl-C does: what it has started ends with it, and what it put aside is removed.
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return _app()(sys.argv[1:] if argv is None else list(argv))
     except NguError as e:
@@ -34,6 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader (`head`, a pager) has left; the interpreter would complain when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 def _app() -> App:

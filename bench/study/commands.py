@@ -1,6 +1,5 @@
 """The verb `ngu study`. The report goes to stdout, progress to stderr."""
 
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -47,15 +46,11 @@ def study(
 def _run(jobs: "list[Job]", out: Path) -> None:
     from bench.study.runs import run_all
 
-    # A `kill` ends the run in progress as Ctrl-C does.
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         run_all(jobs, out, _say)
     except KeyboardInterrupt:
         _say("interrupted; the same command goes on with the study")
         raise
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 def _say(line: str) -> None:

@@ -1,6 +1,5 @@
 """The verb `ngu bench`. Tables go to stdout, progress to stderr."""
 
-import signal
 import sys
 import time
 from pathlib import Path
@@ -72,12 +71,7 @@ def _run(name: str, benchmark: Benchmark) -> Result:
         print(line, file=sys.stderr, flush=True)
 
     key, of_commit, load, started = new_key(name), commit(), load_average(), time.monotonic()
-    # A `kill` lets a benchmark end its processes, as Ctrl-C does.
-    previous = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        rows = benchmark.run(say)
-    finally:
-        signal.signal(signal.SIGTERM, previous)
+    rows = benchmark.run(say)
     if not rows:
         raise ConfigError(f"{name}: these parameters leave nothing to measure")
     seconds, loads = time.monotonic() - started, (load, load_average())

@@ -1,7 +1,10 @@
 """The command `ngu`: usage, errors, and the verbs that only look."""
 
+import os
+import signal
 import subprocess
 import sys
+import time
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -218,3 +221,21 @@ def test_a_reader_that_leaves_is_no_error():
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
         assert b"Traceback" not in process.stderr.read()
+
+
+def test_a_kill_lets_a_command_clear_up(monkeypatch: pytest.MonkeyPatch):
+    done: list[list[str]] = []
+
+    def verb(tokens: list[str]) -> int:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(60)
+        finally:
+            done.append(tokens)
+        return 0
+
+    monkeypatch.setattr(cli, "_app", lambda: verb)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt):
+        cli.main(["sweep"])
+    assert done == [["sweep"]] and signal.getsignal(signal.SIGTERM) == before
