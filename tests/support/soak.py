@@ -53,6 +53,7 @@ class Soak(Simulation):
         super().turn()
         self.sent.clear()
         self.batches.clear()
+        self.taken.clear()
 
 
 def size_bytes(path: Path) -> int:
