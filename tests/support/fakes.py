@@ -128,6 +128,7 @@ class Later(Executor):
     def turn(self) -> None:
         for task in self._given:
             task.turn()
+        self._given = [task for task in self._given if not task.done()]
 
 
 class _Task(Future):
