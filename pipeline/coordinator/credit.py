@@ -120,9 +120,9 @@ class CreditQueue(Generic[T]):
         return {peer.name: items}
 
     @property
-    def held(self) -> dict[int, str]:
-        """Who holds what."""
-        return {item_id: peer.name for item_id, (peer, _) in self._held.items()}
+    def held(self) -> list[int]:
+        """The ids of what peers hold."""
+        return list(self._held)
 
     def clear(self) -> None:
         """Forget the items that wait."""
