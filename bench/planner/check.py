@@ -1,6 +1,7 @@
-"""Finished runs against the plan of their own job: what was measured over what was planned."""
+"""Finished runs against the plan of their own job: what was measured over what was planned, and a verdict."""
 
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from statistics import fmean
@@ -16,6 +17,8 @@ from bench.planner.placements import Split, period_of
 from bench.planner.shape import ModelSize
 from bench.planner.tables import render
 from bench.planner.work import Job
+from bench.suite.base import Outcome, Row, figure
+from bench.suite.tables import row_table
 from pipeline.errors import ConfigError
 from pipeline.metrics import current_records, read_records
 from pipeline.rundir import read_config
@@ -24,20 +27,28 @@ from pipeline.rundir import read_config
 _ANY_MODEL = ModelSize("any", 1.0, 1.0, 1, 1, 1)
 
 
+# What a plan is for: how long a step takes and how old the trained tokens are, in the mean.
+_JUDGED = ("period_s", "token lag", "launch lag")
+_AGREES_PERCENT = 15.0
+
+
 class Figure(msgspec.Struct, frozen=True):
     name: str
     measured: float
     planned: float
-
-    @property
-    def ratio(self) -> float:
-        return self.measured / self.planned if self.planned else float("nan")
 
 
 class Comparison(msgspec.Struct, frozen=True):
     run: str
     steps: int
     figures: list[Figure]
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """The median over runs of 100 |measured / planned - 1|, and whether it is as near as a plan should be."""
+
+    row: Row
+    outcome: Outcome | None
 
 
 def check_run(run_dir: Path, rates: Rates, skip: int) -> Comparison:
@@ -87,7 +98,20 @@ def _of_ledger(run_dir: Path, step: int) -> tuple[Lengths, int]:
     return Lengths(np.array([n for (n,) in rows]), is_measured=True), max(1, round(fmean(n for (n,) in sizes)))
 
 
-def check_table(found: list[Comparison]) -> str:
+def judge(found: Sequence[Comparison]) -> list[Verdict]:
+    """Period and mean lags over all runs. Left out is what nothing was planned of: the lag of synchronous runs.
+
+    The largest lag is not judged: it is one event of a run, and a whole number.
+    """
+    rows = []
+    for name in _JUDGED:
+        ratios = [f.measured / f.planned for one in found for f in one.figures if f.name == name and f.planned]
+        off = [100 * abs(r - 1) for r in ratios]
+        rows += [figure(f"plan off by, {name}", "%", off, at_most=_AGREES_PERCENT)] if off else []
+    return [Verdict(row, row.outcome) for row in rows]
+
+
+def check_table(found: Sequence[Comparison], verdicts: Sequence[Verdict]) -> str:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("run")
     for name in ("figure", "measured", "planned", "measured / planned"):
@@ -95,5 +119,6 @@ def check_table(found: list[Comparison]) -> str:
     for one in found:
         for i, f in enumerate(one.figures):
             name = Path(one.run).name if i == 0 else ""
-            table.add_row(name, f.name, f"{f.measured:.3g}", f"{f.planned:.3g}", f"{f.ratio:.3f}")
-    return render(table)
+            ratio = f"{f.measured / f.planned:.3f}" if f.planned else ""
+            table.add_row(name, f.name, f"{f.measured:.3g}", f"{f.planned:.3g}", ratio)
+    return render(table, "", row_table(verdict.row for verdict in verdicts))

@@ -138,6 +138,8 @@ def measure(*settings: Settings, seconds: float = 10.0, out: Path = Path("rates.
 def check(*runs: Path, measured: Path, skip: int = 3, as_json: Json = False) -> int:
     """Compare finished runs with what a plan says of them: period and lag, measured / planned.
 
+    Exits with 1 when period or mean lag of the runs is off by more than 15%.
+
     Parameters
     ----------
     runs:
@@ -147,7 +149,7 @@ def check(*runs: Path, measured: Path, skip: int = 3, as_json: Json = False) -> 
     skip:
         Steps at the start that do not count (engines fill up).
     """
-    from bench.planner.check import check_run, check_table
+    from bench.planner.check import check_run, check_table, judge
     from bench.planner.hardware import read_rates
     from pipeline import rundir
 
@@ -155,5 +157,7 @@ def check(*runs: Path, measured: Path, skip: int = 3, as_json: Json = False) -> 
         raise ConfigError("name a run directory")
     rates = read_rates(measured)
     found = [check_run(rundir.find(run), rates, skip) for run in runs]
-    print(msgspec.json.encode(found).decode() if as_json else check_table(found))
-    return 0
+    verdicts = judge(found)
+    report = {"runs": found, "verdicts": verdicts}
+    print(msgspec.json.encode(report).decode() if as_json else check_table(found, verdicts))
+    return 1 if any(verdict.outcome == "missed" for verdict in verdicts) else 0

@@ -23,6 +23,7 @@ from bench.suite.results import (
     versions,
     write_json,
 )
+from bench.suite.tables import text_table
 from pipeline.errors import ConfigError
 
 app = App(name="bench", help="Measure how fast the parts are, against whom, and how far from the limit.")
@@ -50,8 +51,6 @@ def bench(
     make_history(results)
     if json is not None and not json.absolute().parent.is_dir():
         raise ConfigError(f"{json}: its directory does not exist; choose another --json")
-    from bench.suite.report import text_table
-
     found = []
     for name, benchmark in benchmarks.items():
         found.append(_run(name, benchmark))

@@ -1,9 +1,8 @@
-"""Figures for people: the table of one run, one page of the newest figures, and the history as a picture."""
+"""Figures for people: one page of the newest, and the history as a picture."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import msgspec
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -14,9 +13,9 @@ from bench.scaling.figures import COLOURS, style
 from bench.suite.base import Row
 from bench.suite.registry import BENCHMARKS
 from bench.suite.results import Result
+from bench.suite.tables import HEADER, cells, circumstances
 from pipeline.errors import ConfigError
 
-HEADER = ("what", "median", "95% interval", "target", "")
 WIDTH_IN, MARGIN_IN, LINE_IN = 10.0, 0.85, 0.24
 MAX_RUNS = 8  # of one figure, side by side
 SPREAD = 0.3  # of a line's height, above and below its middle
@@ -24,57 +23,6 @@ PAST = "#9fb8d6"
 OUTCOME_COLOURS = {"met": "#2f7d4f", "open": "#b07d00", "missed": "#b3261e", None: COLOURS[0]}
 
 History = Mapping[str, Sequence[Result]]
-
-
-def text_table(result: Result) -> str:
-    """The rows of one run for a terminal."""
-    rows = [HEADER, *map(cells, result.rows)]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(f"{c:<{w}}" for c, w in zip(row, widths, strict=True)).rstrip() for row in rows]
-    title = f"{result.benchmark}: {circumstances(result)}"
-    return "\n".join([title, *lines])
-
-
-def circumstances(result: Result) -> str:
-    machine, (before, after) = result.machine, result.load
-    at = f" at {result.commit}" if result.commit else ""
-    changed = "".join(f", {name}={msgspec.json.encode(value).decode()}" for name, value in result.changed.items())
-    return (
-        f"{result.taken}{at}, {machine.cores} cores of {machine.cpu}, load {before:.1f} to {after:.1f}, "
-        f"{result.seconds:.0f} s{changed}"
-    )
-
-
-def cells(row: Row) -> tuple[str, str, str, str, str]:
-    return (
-        row.what,
-        _with_unit(row.median, row.unit),
-        f"[{number(row.low)}, {number(row.high)}]" if row.num > 1 else "",
-        _target(row),
-        row.outcome or "",
-    )
-
-
-def number(value: float) -> str:
-    """Three digits that matter, and none of a count that is whole."""
-    if value and (abs(value) >= 1e7 or abs(value) < 1e-3):
-        return f"{value:.3g}"
-    if abs(value) >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.3g}"
-
-
-def _with_unit(value: float, unit: str) -> str:
-    return f"{number(value)}{'' if unit in ('%', 'x', '') else ' '}{unit}"
-
-
-def _target(row: Row) -> str:
-    if row.at_least is not None:
-        return f"≥ {_with_unit(row.at_least, row.unit)}"
-    return f"≤ {_with_unit(row.at_most, row.unit)}" if row.at_most is not None else ""
-
-
-# --- the page ---
 
 
 def write_report(history: History, out: Path) -> list[Path]:

@@ -197,15 +197,24 @@ def test_a_run_is_compared_with_its_own_plan(tmp_path, capsys):
         "train_token_s": UNIT * rates.train_token_s / 4
     }
     (tmp_path / "rates.json").write_bytes(msgspec.json.encode(msgspec.structs.replace(rates, **scaled)))
-    assert (
-        main(["plan", "check", str(tmp_path), "--measured", str(tmp_path / "rates.json"), "--skip", "12", "--json"])
-        == 0
-    )
-    [found] = json.loads(capsys.readouterr().out)
+    check = ["plan", "check", str(tmp_path), "--measured", str(tmp_path / "rates.json"), "--skip"]
+    assert main([*check, "12", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    [found] = report["runs"]
     ratios = {f["name"]: f["measured"] / f["planned"] for f in found["figures"]}
     assert set(ratios) == {"period_s", "token lag", "launch lag", "largest lag"}
-    assert all(ratios[name] == pytest.approx(1, abs=0.1) for name in ("period_s", "token lag", "launch lag")), ratios
-    assert main(["plan", "check", str(tmp_path), "--measured", str(tmp_path / "rates.json"), "--skip", "38"]) == 2
+    judged = [name for name in ratios if name != "largest lag"]
+    assert all(ratios[name] == pytest.approx(1, abs=0.1) for name in judged), ratios
+    assert [v["row"]["what"] for v in report["verdicts"]] == [f"plan off by, {name}" for name in judged]
+    assert [v["row"]["median"] for v in report["verdicts"]] == [
+        pytest.approx(100 * abs(ratios[name] - 1)) for name in judged
+    ]
+    slow = msgspec.structs.replace(rates, **scaled | {"decode_step_s": 2 * scaled["decode_step_s"]})
+    (tmp_path / "rates.json").write_bytes(msgspec.json.encode(slow))
+    assert main([*check, "12"]) == 1, "an engine half as fast as planned is no plan"
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[-1] for line in lines if line.startswith("plan off by, period")] == ["missed"]
+    assert main([*check, "38"]) == 2
     assert "at least 4" in capsys.readouterr().err
 
 
