@@ -47,7 +47,6 @@ GEMM_SIZE = 1024
 STREAM_MB = 64
 STEPS = 20  # whose products are timed together
 PROMPT_ROOM = 32  # tokens, more than any prompt of the job has
-CPU = torch.device("cpu")
 
 Side = Callable[[], float]
 
@@ -83,7 +82,7 @@ class EngineBench(Benchmark, frozen=True):
 
     def _at(self, length: int, served: "_Served", shape: ModelShape, sglang: Engine | None, say: Say) -> list[Row]:
         embedded = {_embedded(n): _engine(served, EmbeddedDecoder, n, length) for n in self.slots}
-        waves = {f"transformers engine, {SLOTS} slots": _engine(served, TransformersDecoder, SLOTS, length)}
+        waves = {f"transformers engine, {SLOTS} slots": _engine(served, _transformers, SLOTS, length)}
         generated = {
             cache: {f"generate, {cache} cache, batch {n}": _generate(served, cache, n, length) for n in self.batches}
             for cache in ("dynamic", "static")
@@ -150,8 +149,12 @@ def _notice(model: PreTrainedModel, publisher: WeightPublisher, model_dir: Path)
     return publisher.publish(model.state_dict(), 0, model_dir, ids.numpy(), logprobs.numpy())
 
 
+def _transformers(config: Any, slots: int) -> TransformersDecoder:
+    return TransformersDecoder(config, slots, torch.device("cpu"))
+
+
 def _engine(served: _Served, decoder: Callable[..., Any], slots: int, length: int) -> Side:
-    engine = BatchingEngine(decoder(served.model.config, slots, CPU), served.codec, slots, 0, "bench")
+    engine = BatchingEngine(decoder(served.model.config, slots), served.codec, slots, 0, "bench")
     engine.load_weights(served.notice)
     return _rounds(engine, served, slots, length, time.process_time)
 

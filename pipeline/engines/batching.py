@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pipeline.engines.base import Failure, LoadReport
 from pipeline.engines.requests import Request, open_request, why_impossible
+from pipeline.engines.unread import UnreadTokens
 from pipeline.errors import WeightError
 from pipeline.messages import FinishReason, Rollout, WeightsNotice, Work
 from pipeline.tokenization import PromptCodec
@@ -65,6 +66,7 @@ class BatchingEngine:
         self._policy_version: int | None = None
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
+        self._unread = UnreadTokens(codec.eos_ids)
         self._ids: set[int] = set()
         self._failures: list[Failure] = []
         self._temperatures = torch.ones(0, 1)
@@ -101,6 +103,8 @@ class BatchingEngine:
         expected = torch.from_numpy(np.frombuffer(notice.canary_logprobs, dtype="<f4").copy())
         if not len(ids) - 1 == len(expected) > 0:
             raise WeightError(f"weights {notice.policy_version}: the canary needs one logprob a token after the first")
+        for row in range(len(self._running)):
+            self._read(row)
         self._decoder.load(notice)
         self._policy_version = notice.policy_version
         loaded = time.perf_counter()
@@ -140,30 +144,37 @@ class BatchingEngine:
         for request in new:
             request.start()
         self._running += new
+        self._unread.admit(new)
         self._set_temperatures()
 
     def _decode(self) -> dict[int, FinishReason]:
         """One token for every row; the rows that ended, with their reason."""
-        assert self._policy_version is not None
-        tokens = torch.tensor([r.last_token for r in self._running], device=self._decoder.device)
-        logits = self._decoder.decode(tokens)
-        ids, logprobs = sample(logits, self._temperatures, self._generator)
+        tokens = torch.from_numpy(self._unread.last).to(self._decoder.device)
+        ids, logprobs = sample(self._decoder.decode(tokens), self._temperatures, self._generator)
         self._stats["decode_steps"] += 1
         self._stats["tokens"] += len(self._running)
         ended: dict[int, FinishReason] = {}
-        for row, (request, token, logprob) in enumerate(zip(self._running, ids, logprobs, strict=True)):
-            request.append(token, logprob, self._policy_version)
+        for row in self._unread.add(ids.cpu().numpy(), logprobs.cpu().numpy()):
+            request = self._read(row)
             if reason := request.finish_reason(self._codec.eos_ids):
                 ended[row] = reason
             elif (due := request.due_interruption()) and due.thought_end not in self._codec.decode(
                 request.completion_ids
             ):
                 request.interrupt(due.answer_tokens)
+            self._unread.looked(row, request)
         return ended
+
+    def _read(self, row: int) -> Request:
+        assert self._policy_version is not None, "weights are loaded before anything is sampled"
+        self._unread.read(row, self._running[row], self._policy_version)
+        return self._running[row]
 
     def _retire(self, rows: Collection[int]) -> None:
         if rows:
-            self._running = [self._running[i] for i in self._decoder.retire(rows)]
+            order = self._decoder.retire(rows)
+            self._running = [self._running[i] for i in order]
+            self._unread.keep(order)
             self._set_temperatures()
 
     def _set_temperatures(self) -> None:
@@ -181,13 +192,13 @@ class BatchingEngine:
         self.cancel(list(self._ids))
 
 
-def sample(logits: Tensor, temperatures: Tensor, generator: torch.Generator) -> tuple[list[int], list[float]]:
+def sample(logits: Tensor, temperatures: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Draw from softmax(logits / T) by the Gumbel-max trick; the logprobs are of that same full distribution.
 
-    `logits` [rows, vocab], `temperatures` [rows, 1]. argmax(logp - log E) with E ~ Exp(1) is an exact draw, since
-    -log E is Gumbel (Maddison, Tarlow and Minka 2014, arXiv:1411.0030).
+    `logits` [rows, vocab], `temperatures` [rows, 1]; the answers are int64 and float32 [rows]. argmax(logp - log E)
+    with E ~ Exp(1) is an exact draw, since -log E is Gumbel (Maddison, Tarlow and Minka 2014, arXiv:1411.0030).
     """
     logprobs = torch.log_softmax(logits.float() / temperatures, dim=-1)
     noise = torch.empty_like(logprobs).exponential_(generator=generator).log_()
     ids = (logprobs - noise).argmax(dim=-1, keepdim=True)
-    return ids.squeeze(1).tolist(), logprobs.gather(1, ids).squeeze(1).tolist()
+    return ids.squeeze(1), logprobs.gather(1, ids).squeeze(1)

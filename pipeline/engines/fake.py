@@ -100,7 +100,8 @@ class FakeEngine:
         assert self._version is not None, "load_weights comes before the first step"
         request = running.request
         is_last = request.num_sampled + 1 >= running.length
-        request.append(EOS_ID if is_last else FIRST_ID + len(request.completion_ids) % NUM_IDS, LOGPROB, self._version)
+        token = EOS_ID if is_last else FIRST_ID + len(request.completion_ids) % NUM_IDS
+        request.extend([token], [LOGPROB], self._version)
         self._num_tokens += 1
         reason = request.finish_reason({EOS_ID})
         if reason is None and (due := request.due_interruption()) is not None:

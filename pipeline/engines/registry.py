@@ -35,16 +35,16 @@ def make_engine(
     from pipeline.tokenization import PromptCodec
 
     model_config = _read_model_config(model_dir)
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     reason = why_not_covered(model_config)
     if reason and config.kind == "embedded":
         raise ConfigError(f"engines.kind = embedded cannot run {model_dir}: {reason}; set engines.kind = transformers")
-    if reason or config.kind == "transformers":
+    if reason or config.kind == "transformers" or (config.kind == "auto" and torch.cuda.is_available()):
         from pipeline.engines.transformers_engine import TransformersDecoder
 
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         decoder = TransformersDecoder(model_config, config.slots, device)
     else:
-        decoder = EmbeddedDecoder(model_config, config.slots, device)
+        decoder = EmbeddedDecoder(model_config, config.slots)
     return BatchingEngine(decoder, PromptCodec(model_dir, chat_template), config.slots, seed, engine_id)
 
 

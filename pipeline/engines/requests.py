@@ -106,22 +106,29 @@ class Request:
 
     @property
     def num_until_look(self) -> int:
-        """Tokens that may be sampled before `finish_reason` or `due_interruption` can have news; at least 1."""
+        """Tokens that may be sampled, none of them an end token, before the next can only be chosen with what
+        `finish_reason` and `due_interruption` say; at least 1.
+        """
+        if self._pending:
+            return 1
         left = self._limit - self.num_sampled
         return left if self._due is None else min(left, max(1, self._due.position - len(self._ids)))
 
     def start(self) -> None:
         self._started_ns = time.time_ns()
 
-    def append(self, token: int, logprob: float, policy_version: int) -> None:
-        """Take the next sampled token, unless a forced one has its place."""
+    def extend(self, ids: Sequence[int], logprobs: Sequence[float], policy_version: int) -> None:
+        """Take the next tokens that one version sampled; while forced ones are to come, one at a time, as each of them
+        takes the place of one.
+        """
         if not self._spans or self._spans[-1].policy_version != policy_version:
             self._spans.append(VersionSpan(len(self._ids), policy_version))
         if self._pending:
-            token, logprob = self._pending.popleft(), 0.0
+            assert len(ids) == 1, f"attempt {self.work.attempt_id}: {len(ids)} tokens in the place of a forced one"
+            ids, logprobs = (self._pending.popleft(),), (0.0,)
             self._num_forced += 1
-        self._ids.append(token)
-        self._logprobs.append(logprob)
+        self._ids += ids
+        self._logprobs += logprobs
 
     def finish_reason(self, eos_ids: Collection[int]) -> FinishReason | None:
         """Why the completion is over, or None while it is not."""

@@ -1,6 +1,7 @@
 """What the shared contract does not see: weights that change between tokens, slots, shared prompts, sampling."""
 
 import random
+from functools import partial
 
 import numpy as np
 import pytest
@@ -24,14 +25,14 @@ from pipeline.tokenization import PromptCodec
 from pipeline.weights import WeightPublisher
 
 torch.set_num_threads(1)
-CPU = torch.device("cpu")
+on_cpu = partial(TransformersDecoder, device=torch.device("cpu"))
 PROMPTS = ("a", "bc", "bc", "defgh", "ijklmnoabc")
 
 
 def make(directory, decoder_class, kind: str, slots: int, has_eos: bool = True):
     model_dir = save_model_dir(directory / "model", kind, has_eos)
     codec = PromptCodec(model_dir)
-    decoder = decoder_class(tiny_config(kind), slots, CPU)
+    decoder = decoder_class(tiny_config(kind), slots)
     return (
         BatchingEngine(decoder, codec, slots, seed=3, engine_id="e"),
         WeightPublisher(directory / "weights"),
@@ -43,7 +44,7 @@ def make(directory, decoder_class, kind: str, slots: int, has_eos: bool = True):
 def test_weights_change_in_flight_and_every_logprob_is_of_its_own_version(tmp_path, kind, monkeypatch):
     """Random arrivals, cancellations and loads; each rollout is recomputed under its versions, over one kept cache."""
     monkeypatch.setattr("pipeline.weights.PIECE_BYTES", 1 << 10)  # so that a tensor comes in several parts
-    decoder = TransformersDecoder if kind in ("gpt2", "mistral") else EmbeddedDecoder
+    decoder = on_cpu if kind in ("gpt2", "mistral") else EmbeddedDecoder
     engine, publisher, model_dir = make(tmp_path, decoder, kind, slots=5, has_eos=False)
     versions = {v: tiny_model(kind, seed=v) for v in range(4)}
     engine.load_weights(publish(publisher, versions[0], 0, model_dir))
@@ -148,6 +149,7 @@ def test_a_draw_follows_the_distribution_whose_logprobs_it_reports():
     for temperature in (1.0, 0.6):
         num_draws = 20_000
         ids, logprobs = sample(logits.expand(num_draws, -1), torch.full((num_draws, 1), temperature), generator)
+        ids, logprobs = ids.numpy(), logprobs.numpy()
         expected = torch.softmax(logits / temperature, 0).numpy()
         counts = np.bincount(ids, minlength=4)
         # Five standard deviations of a binomial; the seed is fixed.
@@ -156,18 +158,20 @@ def test_a_draw_follows_the_distribution_whose_logprobs_it_reports():
 
 
 def test_the_cache_grows_and_keeps_its_contents():
-    cache = KVCache(num_layers=1, slots=2, num_kv_heads=1, head_dim=2, device=CPU)
+    cache = KVCache(num_layers=1, slots=2, num_kv_heads=1, head_dim=2)
+    first, second = cache.take(), cache.take()
     cache.reserve(3)
-    keys_values = torch.tensor([1.0, 2.0])[None, :, None].expand(2, 2, 2)
-    cache.write(0, torch.tensor([0, 1]), torch.tensor([2, 0]), keys_values)
+    cache.write_prompts(0, [first], torch.tensor([1.0, 2.0])[None, :, None, None].expand(1, 2, 2, 2))
     cache.reserve(5)
     cache.reserve(4)
-    keys, values = cache.read(0, num_rows=2, num_positions=5)
-    assert keys.shape == (2, 5, 2)
-    assert keys[0].sum() == keys[0, 2].sum() == 2
-    assert values[1].sum() == values[1, 0].sum() == 4
-    cache.copy([0], [1], 5)
-    assert torch.equal(keys[1], keys[0])
+    keys, values = cache.of_layer(0)
+    assert keys.shape == values.shape == (2, 1, 5, 2)
+    assert keys[first, 0].tolist() == values[first, 0].tolist() == [[1, 1], [2, 2], [0, 0], [0, 0], [0, 0]]
+    assert not keys[second].any()
+    cache.copy(first, [second], 1)
+    assert keys[second, 0].tolist() == [[1, 1], [0, 0], [0, 0], [0, 0], [0, 0]]
+    cache.give_back(first)
+    assert cache.take() == first
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])

@@ -1,38 +1,45 @@
-"""Keys and values of the running rows, laid out so that attention reads them as one batched matrix."""
+"""Keys and values of the running rows, each in a slot of its own until it ends."""
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 
 class KVCache:
-    """`entries`: float32 [layer, 2 (keys, values), slot, kv_head, time, dim]; running rows are slots 0..n-1."""
+    """`entries`: float32 [layer, 2 (keys, values), slot, kv_head, time, dim]."""
 
-    def __init__(self, num_layers: int, slots: int, num_kv_heads: int, head_dim: int, device: torch.device):
-        # Zeros, not garbage: masked positions still meet a zero weight in the product, and 0 * nan is nan.
-        self.entries = torch.zeros(num_layers, 2, slots, num_kv_heads, 0, head_dim, device=device)
+    def __init__(self, num_layers: int, slots: int, num_kv_heads: int, head_dim: int):
+        self.entries = torch.empty(num_layers, 2, slots, num_kv_heads, 0, head_dim)
+        self._free = list(reversed(range(slots)))
+
+    def take(self) -> int:
+        return self._free.pop()
+
+    def give_back(self, slot: int) -> None:
+        self._free.append(slot)
+
+    @property
+    def num_positions(self) -> int:
+        return self.entries.shape[4]
 
     def reserve(self, num_positions: int) -> None:
         """Grow the time dimension to at least `num_positions`; contents stay."""
-        missing = num_positions - self.entries.shape[4]
+        missing = num_positions - self.num_positions
         if missing > 0:
             self.entries = torch.nn.functional.pad(self.entries, (0, 0, 0, missing))
 
-    def copy(self, sources: Sequence[int], targets: Sequence[int], num_positions: int) -> None:
-        """Copy the first positions of some slots onto others, in all layers."""
-        self.entries[:, :, targets, :, :num_positions] = self.entries[:, :, sources, :, :num_positions]
-
-    def write(self, layer: int, slots: Tensor, positions: Tensor, keys_values: Tensor) -> None:
-        """One position for each of `slots`: `keys_values` [rows, 2 * kv_head, dim], the keys before the values."""
-        self.entries[layer][:, slots, :, positions] = keys_values.unflatten(1, (2, -1))
+    def copy(self, source: int, targets: Sequence[int], num_positions: int) -> None:
+        """Copy the first positions of a slot onto others, in all layers."""
+        self.entries[:, :, targets, :, :num_positions] = self.entries[:, :, [source], :, :num_positions]
 
     def write_prompts(self, layer: int, slots: Sequence[int], keys_values: Tensor) -> None:
         """The first positions of `slots`: `keys_values` [rows, time, 2 * kv_head, dim]."""
         time = keys_values.shape[1]
         self.entries[layer][:, slots, :, :time] = keys_values.unflatten(2, (2, -1)).permute(2, 0, 3, 1, 4)
 
-    def read(self, layer: int, num_rows: int, num_positions: int) -> tuple[Tensor, Tensor]:
-        """Views [rows * kv_head, time, dim] of the keys and values of the first rows and positions."""
-        keys, values = self.entries[layer, :, :num_rows].flatten(1, 2)[:, :, :num_positions]
-        return keys, values
+    def of_layer(self, layer: int) -> tuple[np.ndarray, np.ndarray]:
+        """Keys and values [slot, kv_head, time, dim], to read and write."""
+        keys, values = self.entries[layer]
+        return keys.numpy(), values.numpy()

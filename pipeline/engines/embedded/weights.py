@@ -57,8 +57,8 @@ class Weights:
     has two more dimensions than the tensor is of heads: [heads, 2, dim / 2, ...], for rows in the order (head, dim).
     """
 
-    def __init__(self, shape: ModelShape, device: torch.device):
-        empty = partial(torch.empty, dtype=torch.float32, device=device)
+    def __init__(self, shape: ModelShape):
+        empty = partial(torch.empty, dtype=torch.float32)
         self._shape = shape
         self.places: dict[str, tuple[Tensor, ...]] = {}
         self.embedding = empty(shape.vocab, shape.hidden)
@@ -154,7 +154,7 @@ def check_fit(found: dict[str, tuple[int, ...]], shape: ModelShape) -> None:
             )
 
 
-def rotations(config: Any, num_positions: int, device: torch.device) -> Tensor:
+def rotations(config: Any, num_positions: int) -> Tensor:
     """e^(i * position * frequency), complex64 [num_positions, head_dim / 2] (RoPE, arXiv:2104.09864).
 
     Scaled variants take their frequencies and magnitude from transformers, so that both sides agree.
@@ -168,4 +168,4 @@ def rotations(config: Any, num_positions: int, device: torch.device) -> Tensor:
     else:
         frequencies, magnitude = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config)
     angles = torch.arange(num_positions).float()[:, None] * frequencies
-    return torch.polar(torch.full_like(angles, magnitude), angles).to(device)
+    return torch.polar(torch.full_like(angles, magnitude), angles)

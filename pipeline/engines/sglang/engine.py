@@ -277,7 +277,7 @@ class SGLangEngine:
             if due is not None and due.thought_end not in self._codec.decode(request.completion_ids):
                 request.interrupt(due.answer_tokens)
                 for token in request.phrase_ids:
-                    request.append(token, 0.0, self._policy_version or sent_under)
+                    request.extend([token], [0.0], self._policy_version or sent_under)
                 reason = request.finish_reason(eos_ids)
             if reason is not None:
                 self._totals["rollouts"] += 1
@@ -310,8 +310,11 @@ class SGLangEngine:
             return "its prompt was cached under older weights"
         ends = [span["start"] for span in spans[1:]] + [len(tokens)]
         for span, end in zip(spans, ends, strict=True):
+            logprobs, ids = [], []
             for logprob, token, *_ in tokens[span["start"] : end]:
-                request.append(token, math.nan if logprob is None else logprob, int(span["version"]))
+                logprobs.append(math.nan if logprob is None else logprob)
+                ids.append(token)
+            request.extend(ids, logprobs, int(span["version"]))
         self._totals["tokens"] += len(tokens)
         return ""
 

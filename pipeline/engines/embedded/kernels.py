@@ -1,0 +1,183 @@
+"""What a decoding step does between its matrix products, compiled for the CPU at hand.
+
+Rows of a batch are short and differ in length: as library calls, attention reads every row up to the longest, and each
+small operation costs more to start than to do. Arrays are contiguous. The first import on a machine compiles, which
+takes seconds, and keeps the code beside this file or in the user's cache.
+"""
+
+from collections.abc import Callable
+from math import sqrt
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+# Sums may be reordered, which is what lets them be vectors. No assumption that numbers are finite: weights that are not
+# must show in the logprobs.
+_REORDERED = {"reassoc", "contract", "arcp", "nsz"}
+_f32 = np.float32
+_LOWEST = _f32(-87)  # e^x below it is no normal float32; what attention weighs by it is 0 beside the largest weight, 1
+
+
+def _compiled(signature: Any = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """At once for arguments of these types, or when another kernel calls it."""
+
+    def compiled(function: Callable[..., None]) -> Callable[..., None]:
+        try:
+            return njit(signature, fastmath=_REORDERED, error_model="numpy", cache=True)(function)
+        except RuntimeError:  # neither this folder nor the user's can be written to
+            return njit(signature, fastmath=_REORDERED, error_model="numpy")(function)
+
+    return compiled
+
+
+@njit(inline="always")
+def _exp(x):
+    """e^x to a few units of the last place for x in [-87, 88]: 2^n times a polynomial on half an octave either way,
+    without a branch or a table, so that a loop of it becomes vectors.
+    """
+    n = np.floor(x * _f32(1.4426950408889634) + _f32(0.5))
+    f = x - n * _f32(0.693359375) + n * _f32(2.12194440e-4)  # ln 2 in two parts (Cody and Waite)
+    p = _f32(1 / 5040)
+    p = p * f + _f32(1 / 720)
+    p = p * f + _f32(1 / 120)
+    p = p * f + _f32(1 / 24)
+    p = p * f + _f32(1 / 6)
+    p = p * f + _f32(0.5)
+    p = p * f + _f32(1)
+    p = p * f + _f32(1)
+    return p * np.int32((np.int32(n) + 127) << 23).view(np.float32)
+
+
+@_compiled("void(f4[:, ::1], f4[::1], f4, f4[:, ::1])")
+def rms_norm(x, weight, eps, out):
+    """RMSNorm (arXiv:1910.07467, eq. 4): `x` and `out` [rows, dim], `weight` [dim]."""
+    rows, dim = x.shape
+    for r in range(rows):
+        square = _f32(0)
+        for i in range(dim):
+            square += x[r, i] * x[r, i]
+        scale = _f32(1) / np.sqrt(square / _f32(dim) + eps)
+        for i in range(dim):
+            out[r, i] = x[r, i] * scale * weight[i]
+
+
+@_compiled("void(f4[:, :, ::1], f4[:, ::1], f4)")
+def norm_heads(heads, weight, eps):
+    """The same of each head apart, in place: of the first of `heads` [rows, heads, dim], as many as `weight` has
+    [heads, dim].
+    """
+    dim = heads.shape[2]
+    for r in range(heads.shape[0]):
+        for h in range(weight.shape[0]):
+            square = _f32(0)
+            for i in range(dim):
+                square += heads[r, h, i] * heads[r, h, i]
+            scale = _f32(1) / np.sqrt(square / _f32(dim) + eps)
+            for i in range(dim):
+                heads[r, h, i] *= scale * weight[h, i]
+
+
+@_compiled("void(f4[:, ::1], f4[:, ::1])")
+def gate(gate_up, out):
+    """SwiGLU's silu(gate) * up (arXiv:2002.05202): `gate_up` [rows, 2 * dim], `out` [rows, dim]."""
+    rows, dim = out.shape
+    for r in range(rows):
+        for i in range(dim):
+            x = gate_up[r, i]
+            out[r, i] = x / (_f32(1) + _exp(min(max(-x, _LOWEST), -_LOWEST))) * gate_up[r, dim + i]
+
+
+@_compiled("void(f4[:, :, ::1], i8, f4[:, :, ::1], i8[::1])")
+def turn(heads, num_turned, rotations, positions):
+    """RoPE (arXiv:2104.09864, eq. 34) in place: the first `num_turned` of `heads` [rows, heads, dim], whose numbers are
+    pairs side by side, by `rotations` [position, dim / 2, 2 (cosine, sine)] at `positions` [rows].
+    """
+    half = heads.shape[2] // 2
+    for r in range(heads.shape[0]):
+        p = positions[r]
+        for h in range(num_turned):
+            for i in range(half):
+                a, b = heads[r, h, 2 * i], heads[r, h, 2 * i + 1]
+                c, s = rotations[p, i, 0], rotations[p, i, 1]
+                heads[r, h, 2 * i] = a * c - b * s
+                heads[r, h, 2 * i + 1] = a * s + b * c
+
+
+# Four positions at a time: what they have in common is read and written a quarter as often. Lengths are passed because
+# a slice counts its references.
+
+
+@_compiled()
+def _score(query, keys, num, scale, out):
+    dim = len(query)
+    fours = num // 4 * 4
+    for t in range(0, fours, 4):
+        a, b, c, d = _f32(0), _f32(0), _f32(0), _f32(0)
+        for i in range(dim):
+            x = query[i]
+            a += x * keys[t, i]
+            b += x * keys[t + 1, i]
+            c += x * keys[t + 2, i]
+            d += x * keys[t + 3, i]
+        out[t], out[t + 1], out[t + 2], out[t + 3] = a * scale, b * scale, c * scale, d * scale
+    for t in range(fours, num):
+        a = _f32(0)
+        for i in range(dim):
+            a += query[i] * keys[t, i]
+        out[t] = a * scale
+
+
+@_compiled()
+def _softmax(x, num):
+    top = x[0]
+    for t in range(1, num):
+        top = max(top, x[t])
+    total = _f32(0)
+    for t in range(num):
+        e = _exp(max(x[t] - top, _LOWEST))
+        x[t] = e
+        total += e
+    scale = _f32(1) / total
+    for t in range(num):
+        x[t] *= scale
+
+
+@_compiled()
+def _weigh(weights, rows, num, out):
+    dim = len(out)
+    fours = num // 4 * 4
+    for i in range(dim):
+        out[i] = _f32(0)
+    for t in range(0, fours, 4):
+        a, b, c, d = weights[t], weights[t + 1], weights[t + 2], weights[t + 3]
+        for i in range(dim):
+            out[i] += a * rows[t, i] + b * rows[t + 1, i] + c * rows[t + 2, i] + d * rows[t + 3, i]
+    for t in range(fours, num):
+        a = weights[t]
+        for i in range(dim):
+            out[i] += a * rows[t, i]
+
+
+@_compiled("void(f4[:, :, ::1], i8[::1], i8[::1], f4[:, :, :, ::1], f4[:, :, :, ::1], f4[::1], f4[:, :, ::1])")
+def attend(heads, slots, positions, keys, values, scores, out):
+    """One query a row and head against its own slot's positions 0..p, after writing position p.
+
+    `heads` [rows, queries + 2 * kv_heads, dim]: queries, then keys, then values; `keys` and `values` [slot, kv_head,
+    time, dim]; `scores` [time] is scratch; `out` [rows, queries, dim]. Query head h reads kv head h // (queries /
+    kv_heads), as everywhere with grouped queries (arXiv:2305.13245).
+    """
+    rows, num_queries, dim = out.shape
+    num_kv = keys.shape[1]
+    group = num_queries // num_kv
+    scale = _f32(1 / sqrt(dim))
+    for r in range(rows):
+        slot, last = slots[r], positions[r]
+        for k in range(num_kv):
+            for i in range(dim):
+                keys[slot, k, last, i] = heads[r, num_queries + k, i]
+                values[slot, k, last, i] = heads[r, num_queries + num_kv + k, i]
+        for h in range(num_queries):
+            _score(heads[r, h], keys[slot, h // group], last + 1, scale, scores)
+            _softmax(scores, last + 1)
+            _weigh(scores, values[slot, h // group], last + 1, out[r, h])
