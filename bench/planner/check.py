@@ -107,7 +107,7 @@ def judge(found: Sequence[Comparison]) -> list[Verdict]:
     for name in _JUDGED:
         ratios = [f.measured / f.planned for one in found for f in one.figures if f.name == name and f.planned]
         off = [100 * abs(r - 1) for r in ratios]
-        rows += [figure(f"plan off by, {name}", "%", off, at_most=_AGREES_PERCENT)] if off else []
+        rows += [figure(f"plan off by, {name.removesuffix('_s')}", "%", off, at_most=_AGREES_PERCENT)] if off else []
     return [Verdict(row, row.outcome) for row in rows]
 
 

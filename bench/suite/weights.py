@@ -3,6 +3,9 @@
 Published and loaded in one process, so that the seconds of both add up without a socket between them; in a run they
 are two processes. The engine has requests in flight, as in a run.
 
+What an update costs in tokens are two things: those that an engine computes twice or for nothing, which none should,
+and those that it could have decoded while it stalled.
+
 "Loaded" is when the engine's own copy is whole and checked against the announced bytes. Then a canary is scored, which
 is arithmetic and no transfer: its time is a row of its own, and part of an embedded engine's stall.
 """
@@ -14,27 +17,23 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 import torch
 from transformers import PretrainedConfig, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from bench.suite.base import Benchmark, Row, Say, figure, interleaved, ratio
-from bench.suite.sglang import start_sglang
+from bench.suite.busy import SLOTS, Busy, own_count, server_count
+from bench.suite.sglang import METRICS, start_sglang
 from learner.evaluation.generate import SHARED_MEMORY
 from learner.model import canary_batch, completion_logprobs, export_model_dir, load_model
 from pipeline.config import EnginesConfig
-from pipeline.engines.base import Engine
 from pipeline.engines.registry import make_engine
-from pipeline.messages import Rollout, SamplingParams, WeightsNotice, Work
+from pipeline.messages import WeightsNotice
 from pipeline.sections import PositiveInt
 from pipeline.tokenization import PromptCodec
 from pipeline.weights import NUM_FILES, WeightPublisher
-from samplers.base import Problem
 
-SLOTS = 64
-STEPS_BETWEEN = 8  # decode steps before and after a load; their median is what a stall is compared with
 MEMCPYS = 3.0  # publish to load, at most so many times memcpy of the same bytes, where bytes are what counts
 MEMCPY = "memcpy"
 
@@ -59,15 +58,16 @@ class WeightsBench(Benchmark, frozen=True):
                 for name, publisher in (("shared memory", source.shared), ("disk", source.disk)):
                     # An engine of its own, which keeps the files of one publisher mapped, as in a run.
                     engine = stack.enter_context(closing(make_engine(config, str(source.model_dir), 0, "auto")))
-                    sides[name] = _Side(source, publisher, engine)
+                    sides[name] = _Side(source, publisher, Busy(engine, source.publish(publisher), own_count(engine)))
                 rows += _measure(sides, self.repeats, is_embedded=True, is_large=is_large)
-                server = start_sglang(source.model_dir, SLOTS, say)
+                server = start_sglang(source.model_dir, SLOTS, say, METRICS)
                 if server is None:
                     continue
                 stack.callback(server.close)
                 for push in ("gloo", "disk"):
                     with server.engine(PromptCodec(source.model_dir), push) as engine:
-                        sides = {f"SGLang by {push}": _Side(source, source.shared, engine)}
+                        busy = Busy(engine, source.publish(source.shared), server_count(server))
+                        sides = {f"SGLang by {push}": _Side(source, source.shared, busy)}
                         rows += _measure(sides, self.repeats, is_embedded=False, is_large=is_large)
         return rows
 
@@ -115,36 +115,35 @@ class _Source:
 class _Side:
     """One way to an engine, and what each transfer cost, once its files are there and mapped."""
 
-    def __init__(self, source: _Source, publisher: WeightPublisher, engine: Engine):
+    def __init__(self, source: _Source, publisher: WeightPublisher, busy: Busy):
         self._source, self._publisher = source, publisher
-        notice = source.publish(publisher)
-        engine.load_weights(notice)
-        self.num_bytes = notice.num_bytes
-        self.busy = _Busy(engine)
+        self.busy = busy
         self.publish_s: list[float] = []
         self.stall_s: list[float] = []
         self.canary_s: list[float] = []
         self.step_s: list[float] = []
+        self.tokens_per_s: list[float] = []
         for _ in range(NUM_FILES):
             self.transfer()
 
     def transfer(self) -> float:
         """Seconds from publish to loaded."""
+        step_s, tokens_per_s = self.busy.pace()
         started = time.perf_counter()
         notice = self._source.publish(self._publisher)
         published = time.perf_counter()
-        report = self.busy.engine.load_weights(notice)
+        report = self.busy.load(notice)
         ended = time.perf_counter()
-        assert report.is_right
         self.publish_s.append(published - started)
         self.stall_s.append(report.stall_s)
         self.canary_s.append(report.canary_s)
-        self.step_s.append(self.busy.step_s())
+        self.step_s.append(step_s)
+        self.tokens_per_s.append(tokens_per_s)
         return ended - started - report.canary_s
 
 
 def _measure(sides: dict[str, _Side], repeats: int, *, is_embedded: bool, is_large: bool) -> list[Row]:
-    num_bytes = next(iter(sides.values())).num_bytes
+    num_bytes = next(iter(sides.values())).busy.num_bytes
     transfers = {name: side.transfer for name, side in sides.items()}
     found = interleaved(transfers | {MEMCPY: _memcpy(num_bytes)}, repeats)
     at = f"{num_bytes / 1e6:.1f} MB"
@@ -152,23 +151,31 @@ def _measure(sides: dict[str, _Side], repeats: int, *, is_embedded: bool, is_lar
     for name, side in sides.items():
         aim = MEMCPYS if is_large and name == "shared memory" else None
         rows += _rows(f"{at}, {name}", side, found[name], found[MEMCPY], aim, is_embedded)
-    num_lost = sum(side.busy.num_lost() for side in sides.values())
     whose = at if is_embedded else f"{at}, {', '.join(sides)}"
-    return [*rows, figure(f"{whose}: requests lost over all loads", "requests", [num_lost], at_most=0.0)]
+    losses = [side.busy.losses() for side in sides.values()]
+    wasted = "thrown away" if is_embedded else "thrown away or read again"
+    return [
+        *rows,
+        figure(f"{whose}: requests lost over all loads", "requests", [sum(x.requests for x in losses)], at_most=0.0),
+        figure(f"{whose}: tokens {wasted} over all loads", "tokens", [sum(x.tokens for x in losses)], at_most=0.0),
+    ]
 
 
 def _rows(
     what: str, side: _Side, loaded_s: list[float], memcpy_s: list[float], aim: float | None, is_embedded: bool
 ) -> list[Row]:
     # Those before have warmed up, and are in no figure.
-    publish_s, stall_s, canary_s, step_s = (
-        s[-len(loaded_s) :] for s in (side.publish_s, side.stall_s, side.canary_s, side.step_s)
+    publish_s, stall_s, canary_s, step_s, tokens_per_s = (
+        s[-len(loaded_s) :] for s in (side.publish_s, side.stall_s, side.canary_s, side.step_s, side.tokens_per_s)
     )
+    not_decoded = [stall * rate for stall, rate in zip(stall_s, tokens_per_s, strict=True)]
     rows = [
         figure(f"{what}: publish", "ms", [1e3 * s for s in publish_s]),
         figure(f"{what}: publish to loaded", "ms", [1e3 * s for s in loaded_s]),
         figure(f"{what}: canary", "ms", [1e3 * s for s in canary_s]),
         figure(f"{what}: engine stalls", "ms", [1e3 * s for s in stall_s]),
+        figure(f"{what}: decoded before the stall", "tokens/s", tokens_per_s),
+        figure(f"{what}: not decoded for the stall", "tokens", not_decoded),
         ratio(f"{what}: publish to loaded, against {MEMCPY}", loaded_s, memcpy_s, at_most=aim),
     ]
     if is_embedded:  # the steps of a server are not seen from here
@@ -187,37 +194,3 @@ def _memcpy(num_bytes: int) -> Callable[[], float]:
         return time.perf_counter() - started
 
     return once
-
-
-class _Busy:
-    """Keeps every slot of an engine that has weights busy, and counts what comes back."""
-
-    def __init__(self, engine: Engine):
-        self.engine = engine
-        self._num_submitted = self._num_ended = 0
-        self._fill()
-        self.step_s()
-
-    def step_s(self) -> float:
-        """The median of some decode steps."""
-        seconds = []
-        for _ in range(STEPS_BETWEEN):
-            self._fill()
-            started = time.perf_counter()
-            ended = self.engine.step()
-            seconds.append(time.perf_counter() - started)
-            self._num_ended += sum(isinstance(e, Rollout) for e in ended)
-        return median(seconds)
-
-    def num_lost(self) -> int:
-        """Requests that never came back, once all have had the time."""
-        while self.engine.num_in_flight:
-            self._num_ended += sum(isinstance(e, Rollout) for e in self.engine.step())
-        return self._num_submitted - self._num_ended
-
-    def _fill(self) -> None:
-        new = range(self._num_submitted, self._num_submitted + SLOTS - self.engine.num_in_flight)
-        prompts = (f"Compute {100 + i % 900}+{200 + i % 700}.\n" for i in new)
-        sampling = SamplingParams(1.0, 70)
-        self.engine.submit([Work(i, i, 0, Problem("", "", p, ""), sampling) for i, p in zip(new, prompts, strict=True)])
-        self._num_submitted += len(new)

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.timeout(280)  # children import libraries, and the mach
 def no_peers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether they are installed or not: they would take a minute to start."""
     for module in (engine, weights):
-        monkeypatch.setattr(module, "start_sglang", lambda model_dir, slots, say: say("SGLang: not here"))
+        monkeypatch.setattr(module, "start_sglang", lambda model_dir, slots, say, *flags: say("SGLang: not here"))
     for module in (learner, transport):
         monkeypatch.setattr(module, "find_python", lambda *packages: None)
 
@@ -63,8 +63,8 @@ def test_weights_are_timed_by_transfer_and_nothing_is_lost(monkeypatch: pytest.M
     files = 2 * 2 * pipeline.weights.NUM_FILES
     assert len(mapped) == files, "each file of two models and two ways is mapped once, before anything is timed"
     assert said == ["SGLang: not here"] * 2
-    lost = [row for what, row in rows.items() if "lost" in what]
-    assert len(lost) == 2 and all(row.median == 0 and row.outcome == "met" for row in lost)
+    lost = [row for what, row in rows.items() if what.endswith("over all loads")]
+    assert len(lost) == 4 and all(row.median == 0 and row.outcome == "met" for row in lost)
     small, large = (what.partition(",")[0] for what in rows if what.endswith("memcpy") and "against" not in what)
     for at in (small, large):
         for name in ("shared memory", "disk"):
@@ -73,6 +73,12 @@ def test_weights_are_timed_by_transfer_and_nothing_is_lost(monkeypatch: pytest.M
             )
             assert 0 < publish.median < loaded.high and 0 < canary.median < stall.high
             assert stall.median < loaded.high + canary.high
+            per_s, tokens = (
+                rows[f"{at}, {name}: decoded before the stall"],
+                rows[f"{at}, {name}: not decoded for the stall"],
+            )
+            least, most = (s * rate / 1e3 for s, rate in ((stall.low, per_s.low), (stall.high, per_s.high)))
+            assert 0 < least <= tokens.median <= most
     assert rows[f"{small}, shared memory: publish to loaded, against memcpy"].outcome is None, "few bytes: no target"
     assert rows[f"{large}, shared memory: publish to loaded, against memcpy"].at_most == 3
 

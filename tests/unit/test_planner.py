@@ -12,6 +12,8 @@ from bench.overlap.devices import UNIT
 from bench.overlap.hosts import Fabric, spread_s
 from bench.overlap.scenarios import QWEN_7B, job_for, rates_for
 from bench.overlap.world import World, config_of, simulate
+from bench.planner.check import Comparison, judge
+from bench.planner.check import Figure as PlanFigure
 from bench.planner.cluster import cluster_config, plan_cluster, write_cluster
 from bench.planner.hardware import Gpus, Rates, parse_gpus
 from bench.planner.lengths import Lengths, guessed, read_lengths
@@ -205,7 +207,9 @@ def test_a_run_is_compared_with_its_own_plan(tmp_path, capsys):
     assert set(ratios) == {"period_s", "token lag", "launch lag", "largest lag"}
     judged = [name for name in ratios if name != "largest lag"]
     assert all(ratios[name] == pytest.approx(1, abs=0.1) for name in judged), ratios
-    assert [v["row"]["what"] for v in report["verdicts"]] == [f"plan off by, {name}" for name in judged]
+    assert [v["row"]["what"] for v in report["verdicts"]] == [
+        f"plan off by, {name}" for name in ("period", "token lag", "launch lag")
+    ]
     assert [v["row"]["median"] for v in report["verdicts"]] == [
         pytest.approx(100 * abs(ratios[name] - 1)) for name in judged
     ]
@@ -216,6 +220,18 @@ def test_a_run_is_compared_with_its_own_plan(tmp_path, capsys):
     assert [line.split()[-1] for line in lines if line.startswith("plan off by, period")] == ["missed"]
     assert main([*check, "38"]) == 2
     assert "at least 4" in capsys.readouterr().err
+
+
+def test_several_runs_are_judged_by_their_median_and_a_synchronous_one_by_its_period():
+    def run(period_s: float, lag: float) -> Comparison:
+        return Comparison("r", 9, [PlanFigure("period_s", period_s, 1.0), PlanFigure("token lag", lag, lag)])
+
+    def outcomes(*runs: Comparison) -> dict[str, str | None]:
+        return {verdict.row.what: verdict.outcome for verdict in judge(runs)}
+
+    of_period, of_lag = "plan off by, period", "plan off by, token lag"
+    assert outcomes(run(1.13, 1.0), run(0.82, 1.0), run(1.08, 1.0)) == {of_period: "open", of_lag: "met"}
+    assert outcomes(run(1.16, 0.0), run(0.8, 0.0), run(1.2, 0.0)) == {of_period: "missed"}, "too fast is off as well"
 
 
 def test_the_command_says_it_in_words_as_json_and_as_the_config_of_a_slurm_job(tmp_path, capsys):
