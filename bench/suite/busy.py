@@ -12,7 +12,7 @@ from samplers.base import Problem
 
 SLOTS = 64
 STEPS_BETWEEN = 8  # decode steps before a load; their median is what a stall is compared with
-WINDOW_S = 0.5  # before a load of a server, which counts a batch of tokens at a time
+PACE_TOKENS = 4 * SLOTS  # at least, to see how fast they come: a server counts a batch of them at a time
 
 
 class Losses(NamedTuple):
@@ -24,14 +24,13 @@ class Losses(NamedTuple):
 
 class Count(NamedTuple):
     """How an engine counts its tokens: those `decoded` since its start and those `computed`, and how many of the latter
-    a rollout needs, and the canary of a load. `window_s` is how long it takes to see how fast it decodes.
+    a rollout needs, and whether those of a canary are among them.
     """
 
     decoded: Callable[[], int]
     computed: Callable[[], int]
     of_rollout: Callable[[Rollout], int]
     has_canary: bool
-    window_s: float
 
 
 def own_count(engine: Engine) -> Count:
@@ -40,7 +39,7 @@ def own_count(engine: Engine) -> Count:
     def tokens() -> int:
         return round(engine.stats()["tokens"])
 
-    return Count(tokens, tokens, lambda rollout: rollout.num_tokens, has_canary=False, window_s=0.0)
+    return Count(tokens, tokens, lambda rollout: rollout.num_tokens, has_canary=False)
 
 
 def server_count(server: SGLangServer) -> Count:
@@ -50,7 +49,6 @@ def server_count(server: SGLangServer) -> Count:
         lambda: server.count("prefill_compute", "decode"),
         lambda rollout: len(rollout.prompt_array()) + rollout.num_tokens - 1,
         has_canary=True,
-        window_s=WINDOW_S,
     )
 
 
@@ -75,14 +73,16 @@ class Busy:
     def pace(self) -> tuple[float, float]:
         """The median of some decode steps in seconds, and the tokens decoded a second, admissions included."""
         seconds: list[float] = []
-        num_before, started = self._count.decoded(), time.perf_counter()
-        while len(seconds) < STEPS_BETWEEN or time.perf_counter() - started < self._count.window_s:
-            self._fill()
-            begun = time.perf_counter()
-            self._step()
-            seconds.append(time.perf_counter() - begun)
-        elapsed_s = time.perf_counter() - started
-        return median(seconds), (self._count.decoded() - num_before) / elapsed_s
+        num_decoded, num_before = 0, self._count.decoded()
+        started = time.perf_counter()
+        while num_decoded < PACE_TOKENS:
+            for _ in range(STEPS_BETWEEN):
+                self._fill()
+                begun = time.perf_counter()
+                self._step()
+                seconds.append(time.perf_counter() - begun)
+            num_decoded = self._count.decoded() - num_before
+        return median(seconds), num_decoded / (time.perf_counter() - started)
 
     def losses(self) -> Losses:
         """Once all requests have had the time to come back."""

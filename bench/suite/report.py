@@ -88,7 +88,9 @@ def _draw(history: History) -> Figure:
 
 
 def _drawn(results: Sequence[Result]) -> list[str]:
-    """The newest run's figures with a target, else its ratios; a count of nothing has no place on a log axis."""
+    """The newest run's figures with a target, else its ratios. A log axis has no place for a figure of 0, nor for one
+    whose target is 0.
+    """
     rows = [row for row in results[-1].rows if row.median > 0] if results else []
     return [row.what for row in rows if _aim(row)] or [row.what for row in rows if row.unit == "x"]
 
@@ -107,6 +109,9 @@ def _panel(axes: Axes, name: str, drawn: Sequence[str], results: Sequence[Result
         axes.plot(middle[-1], places[-1], color=colour, marker="o", markersize=4)
         axes.hlines(places[-1], low[-1], high[-1], color=colour, linewidth=1.4)
     runs = f"{len(results)} run{'s' * (len(results) != 1)}, the newest {results[-1].taken[:10]}" if results else ""
+    left_out = [row for row in (results[-1].rows if results else ()) if row.what not in drawn]
+    if num_missed := sum(row.outcome == "missed" for row in left_out):
+        runs += f"; {num_missed} more missed, not on this axis"
     style(axes, f"{name}: {runs}", "times its target: right of the line is better" if aimed else "ratio", "")
     axes.axvline(1.0, color="black", linewidth=0.8, linestyle=":")
     axes.set_xscale("log")

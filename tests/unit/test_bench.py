@@ -88,8 +88,13 @@ def test_a_run_prints_writes_and_appends_and_the_report_draws_it(tmp_path: Path,
 def test_the_picture_has_runs_of_the_newest_ones_parameters(tmp_path: Path):
     for settings in (["repeats=5"], ["sizes=[2]"], ["repeats=5"]):
         bench("toy", *settings, results=tmp_path)
-    figure = suite_report._draw(read_history(tmp_path))
-    assert figure.axes[0].get_title(loc="left").startswith("toy: 2 runs")
+    history = read_history(tmp_path)
+    assert suite_report._draw(history).axes[0].get_title(loc="left").startswith("toy: 2 runs")
+    newest = history["toy"][-1]
+    lost = msgspec.structs.replace(newest, rows=[*newest.rows, figure("lost", "things", [3], at_most=0.0)])
+    drawn = suite_report._draw({"toy": [lost]}).axes[0]
+    assert drawn.get_title(loc="left").endswith("1 more missed, not on this axis")
+    assert [label.get_text() for label in drawn.get_yticklabels()] == ["size 1", "size 2"]
 
 
 def test_a_benchmark_that_fails_takes_no_figures_with_it(tmp_path: Path):
