@@ -13,7 +13,7 @@ import fcntl
 import mmap
 import os
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 # Two versions stay readable: the newest, and the one an engine may have been told of just before.
 KEPT_VERSIONS = 2
+STREAM_BYTES = 64 << 20  # a file of fewer may be read from a processor's last cache
 NUM_FILES = KEPT_VERSIONS + 1  # of a publisher, which take turns: those, and the one that is written over next
 
 
@@ -153,11 +154,12 @@ class _File:
         assert self._map is not None
         digest, position = xxhash.xxh3_64(header), len(header)
         self._map[:position] = header
-        place = np.frombuffer(self._map, dtype=np.uint8)
+        place, copy = np.frombuffer(self._map, dtype=np.uint8), _copy_for(num_bytes)
         for piece in pieces(tensors):
-            torch_view(place[position : position + piece.nbytes]).copy_(piece)
-            digest.update(piece.numpy().data)
-            position += piece.nbytes
+            source = piece.numpy()
+            copy(place[position : position + source.nbytes], source)
+            digest.update(source.data)
+            position += source.nbytes
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(self._fd, fcntl.LOCK_UN)
         return digest.hexdigest(), num_bytes
@@ -179,6 +181,15 @@ class _File:
         if _is_at(self.path, self._fd):
             self.path.unlink(missing_ok=True)
         self.close()
+
+
+def _copy_for(num_bytes: int) -> Callable[[np.ndarray, np.ndarray], object]:
+    """The faster way to copy the pieces of a file of that size. Past the caches it starts up for half a second."""
+    if num_bytes < STREAM_BYTES:
+        return lambda target, source: torch_view(target).copy_(torch_view(source))
+    from pipeline.streaming import stream_copy
+
+    return stream_copy
 
 
 def weights_checksum(state_dict: "Mapping[str, Tensor]") -> str:

@@ -1,19 +1,24 @@
 """Versions are exact bytes: published whole, read whole, or refused."""
 
 import fcntl
+import itertools
+import platform
 import subprocess
 import sys
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numba import njit
 from safetensors.torch import load_file, save
 
 from pipeline.errors import WeightError
+from pipeline.streaming import _copy, stream_copy
 from pipeline.weights import WeightPublisher, WeightsReader, map_weights, read_weights, weights_checksum
 
 STATE = {
@@ -65,8 +70,9 @@ def test_a_file_that_another_writer_has_described_is_read(publisher):
     path.unlink()
 
 
-@pytest.mark.parametrize("piece_bytes", [8, 24, 1 << 20])
-def test_what_was_published_is_read_back(publisher, monkeypatch, piece_bytes):
+@pytest.mark.parametrize(("piece_bytes", "stream_bytes"), [(8, 1 << 20), (8, 0), (24, 0), (1 << 20, 0)])
+def test_what_was_published_is_read_back(publisher, monkeypatch, piece_bytes, stream_bytes):
+    monkeypatch.setattr("pipeline.weights.STREAM_BYTES", stream_bytes)
     for module in ("pipeline.weights", "pipeline.weights_layout"):
         monkeypatch.setattr(f"{module}.PIECE_BYTES", piece_bytes)
     notice = publish(publisher)
@@ -80,6 +86,19 @@ def test_what_was_published_is_read_back(publisher, monkeypatch, piece_bytes):
     assert (notice.policy_version, notice.model_dir) == (0, "model")
     assert notice.canary_ids == b"\5\0\0\0\6\0\0\0\7\0\0\0"
     assert len(notice.canary_logprobs) == 8
+
+
+def test_a_copy_past_the_caches_is_one_whatever_its_place_and_size():
+    source = np.random.default_rng(0).integers(0, 256, 5000, dtype=np.uint8)
+    for num, begin, at in itertools.product((0, 1, 31, 32, 128, 131, 4097), (0, 1, 40), (0, 3, 32)):
+        target = np.zeros(5000, dtype=np.uint8)
+        stream_copy(target[at : at + num], source[begin : begin + num])
+        expected = np.zeros(5000, dtype=np.uint8)
+        expected[at : at + num] = source[begin : begin + num]
+        assert np.array_equal(target, expected), (num, begin, at)
+    if platform.machine() == "x86_64":  # else there is nothing to recognise it by
+        [code] = njit("void(u1[::1], u1[::1])")(_copy).inspect_asm().values()
+        assert "movnt" in code, "else it is a slow way to copy"
 
 
 def test_a_file_has_the_bytes_that_the_library_of_its_format_writes(publisher):
