@@ -82,9 +82,9 @@ class SamplingConfig(Section, frozen=True):
 
 
 class EnginesConfig(Section, frozen=True):
-    """`embedded` covers qwen2, qwen3 and llama architectures, `transformers` the rest, `sglang` has a server for each
-    engine (docs/SGLANG.md), `fake` needs no model (tests). `count = 0` leaves all the work to those that join
-    (daemon.listen).
+    """`embedded` runs qwen2, qwen3 and llama architectures on a CPU, `transformers` all, on a GPU if there is one;
+    `auto` takes the first where there is no GPU and it can. `sglang` has a server for each engine (docs/SGLANG.md),
+    `fake` needs no model (tests). `count = 0` leaves all the work to those that join (daemon.listen).
 
     `own_cores` keeps each engine on a core of its own and all other roles off it: for a machine that runs nothing else.
 

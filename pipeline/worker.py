@@ -16,9 +16,9 @@ import xxhash
 
 from pipeline import tracing
 from pipeline.channels import ENDPOINT, PeerSocket, introduction
-from pipeline.config import Config
+from pipeline.config import Config, EnginesConfig
 from pipeline.engines.base import Engine, Failure, LoadReport
-from pipeline.engines.registry import make_engine
+from pipeline.engines.registry import make_engine, may_be_embedded
 from pipeline.errors import EngineError, NguError, WeightError, WrongWeights
 from pipeline.messages import (
     AttemptFailed,
@@ -252,7 +252,7 @@ def main() -> None:
     if config.telemetry.profile:
         tracing.start(arguments.run_dir, arguments.name)
     if config.engines.kind != "fake":
-        import_libraries()
+        import_libraries(config.engines)
     keep_freed_memory()
     role = "evaluator" if arguments.evaluator else "engine"
     socket = PeerSocket(ENDPOINT, introduction(role, arguments.name, config.engines.slots))
@@ -264,10 +264,15 @@ def main() -> None:
         socket.close()
 
 
-def import_libraries() -> None:
-    """Seconds that would else come after the first weights, while the learner needs as long to make them."""
+def import_libraries(config: EnginesConfig) -> None:
+    """Seconds that would else come after the first weights, while the learner needs as long to make them; and after the
+    first word, from which on a silence is a hang: many engines that compile at once on a busy machine are silent long.
+    """
     import torch
     import transformers  # noqa: F401
+
+    if may_be_embedded(config):
+        import pipeline.engines.embedded.kernels  # noqa: F401
 
     # Two threads that spin for each other on busy cores are slower by orders of magnitude than one.
     torch.set_num_threads(1)

@@ -16,8 +16,8 @@ def make_engine(
 ) -> Engine:
     """An engine without weights for the model whose config.json and tokenizer lie in `model_dir`.
 
-    "auto" is the embedded engine where it covers the architecture, else transformers. Raises ConfigError when the
-    chosen engine cannot run the model.
+    "auto" is the embedded engine where there is no GPU and it covers the architecture, else transformers. Raises
+    ConfigError when the chosen engine cannot run the model.
     """
     if config.kind == "fake":
         from pipeline.engines.fake import FakeEngine
@@ -27,10 +27,7 @@ def make_engine(
     if config.kind == "sglang":
         return _make_sglang(config, model_dir, seed, chat_template, engine_id)
 
-    import torch
-
     from pipeline.engines.batching import BatchingEngine
-    from pipeline.engines.embedded.decoder import EmbeddedDecoder
     from pipeline.engines.embedded.shape import why_not_covered
     from pipeline.tokenization import PromptCodec
 
@@ -38,14 +35,27 @@ def make_engine(
     reason = why_not_covered(model_config)
     if reason and config.kind == "embedded":
         raise ConfigError(f"engines.kind = embedded cannot run {model_dir}: {reason}; set engines.kind = transformers")
-    if reason or config.kind == "transformers" or (config.kind == "auto" and torch.cuda.is_available()):
+    if reason or not may_be_embedded(config):
+        import torch
+
         from pipeline.engines.transformers_engine import TransformersDecoder
 
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         decoder = TransformersDecoder(model_config, config.slots, device)
     else:
+        from pipeline.engines.embedded.decoder import EmbeddedDecoder
+
         decoder = EmbeddedDecoder(model_config, config.slots)
     return BatchingEngine(decoder, PromptCodec(model_dir, chat_template), config.slots, seed, engine_id)
+
+
+def may_be_embedded(config: EnginesConfig) -> bool:
+    """Whether the engine is the embedded one, if that covers the model."""
+    if config.kind != "auto":
+        return config.kind == "embedded"
+    import torch
+
+    return not torch.cuda.is_available()
 
 
 def _make_sglang(

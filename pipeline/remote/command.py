@@ -54,7 +54,7 @@ def worker(
     with _joined(socket, connect) as welcome:
         config = _config(welcome)
         if config.engines.kind != "fake":
-            import_libraries()
+            import_libraries(config.engines)
         running = Worker(config, welcome.name, socket)
         for signum in (signal.SIGTERM, signal.SIGINT):
             signal.signal(signum, lambda *_: running.stop())

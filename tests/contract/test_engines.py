@@ -1,6 +1,7 @@
 """One suite over every implementation of the `Engine` seam."""
 
 import os
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -163,7 +164,7 @@ def test_the_canary_agrees_and_detects_one_wrong_tensor(real):
         real.engine.load_weights(real.publisher.publish(state, 3, real.model_dir, canary, honest[:-1]))
 
 
-def test_auto_picks_an_engine_by_architecture(tmp_path):
+def test_auto_picks_an_engine_by_architecture(tmp_path, monkeypatch):
     for kind, decoder in [
         ("qwen2", "EmbeddedDecoder"),
         ("gpt2", "TransformersDecoder"),
@@ -176,3 +177,5 @@ def test_auto_picks_an_engine_by_architecture(tmp_path):
         make_engine(EnginesConfig(kind="embedded", slots=2), str(tmp_path / "gpt2"), 0, "auto")
     with pytest.raises(ConfigError, match="absent"):
         make_engine(EnginesConfig(slots=2), str(tmp_path / "absent"), 0, "auto")
+    monkeypatch.setitem(sys.modules, "pipeline.engines.embedded.decoder", None)  # what another engine does without
+    make_engine(EnginesConfig(kind="transformers", slots=2), str(tmp_path / "qwen2"), 0, "auto")

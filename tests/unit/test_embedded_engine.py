@@ -20,6 +20,7 @@ from pipeline.engines.batching import BatchingEngine, sample
 from pipeline.engines.embedded.cache import KVCache
 from pipeline.engines.embedded.decoder import EmbeddedDecoder
 from pipeline.engines.embedded.shape import ModelShape, why_not_covered
+from pipeline.engines.embedded.weights import rotations
 from pipeline.engines.transformers_engine import TransformersDecoder
 from pipeline.tokenization import PromptCodec
 from pipeline.weights import WeightPublisher
@@ -172,6 +173,19 @@ def test_the_cache_grows_and_keeps_its_contents():
     assert keys[second, 0].tolist() == [[1, 1], [0, 0], [0, 0], [0, 0], [0, 0]]
     cache.give_back(first)
     assert cache.take() == first
+
+
+def test_rotations_are_not_computed_anew_at_every_token_of_a_longest_row(tmp_path, monkeypatch):
+    computed = []
+    monkeypatch.setattr(
+        "pipeline.engines.embedded.decoder.rotations", lambda c, num: (computed.append(num), rotations(c, num))[1]
+    )
+    engine, publisher, model_dir = make(tmp_path, EmbeddedDecoder, "qwen2", slots=1, has_eos=False)
+    engine.load_weights(publish(publisher, tiny_model("qwen2", 0), 0, model_dir))
+    engine.submit([work(0, "ab", max_new_tokens=60)])
+    while engine.num_in_flight:
+        engine.step()
+    assert len(computed) <= 3
 
 
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3", "llama"])

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "transformers", "sglang", "sympy", "matplotlib", "tensorboard", "reasoning_gym", "pyarrow")
+HEAVY = ("torch", "transformers", "numba", "sglang", "sympy", "matplotlib", "tensorboard", "reasoning_gym", "pyarrow")
 
 PROBE = """
 import sys

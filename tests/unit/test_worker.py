@@ -1,5 +1,6 @@
 """The engine worker's loop over a socket that is a list."""
 
+import sys
 from collections import deque
 from functools import partial
 from pathlib import Path
@@ -26,7 +27,7 @@ from pipeline.messages import (
     WorkItems,
 )
 from pipeline.weights import WeightPublisher
-from pipeline.worker import Worker
+from pipeline.worker import Worker, import_libraries
 
 torch.set_num_threads(1)
 
@@ -278,3 +279,21 @@ def test_an_engine_that_is_lost_for_good_ends_the_worker(weights, monkeypatch):
     with pytest.raises(EngineError, match="the server died"):
         Worker(Config(engines=EnginesConfig(kind="fake", slots=2)), "engine-0", socket).run()
     assert socket.of(PeerFailed)
+
+
+def test_an_engine_that_will_be_the_embedded_one_loads_its_kernels_before_its_first_word(monkeypatch):
+    """Compiled anew they take seconds, many at once on a busy machine a minute: after the first word that is a hang."""
+
+    def loads_kernels(kind) -> bool:
+        try:
+            import_libraries(EnginesConfig(kind=kind))
+        except ImportError:
+            return True
+        return False
+
+    monkeypatch.setitem(sys.modules, "pipeline.engines.embedded.kernels", None)  # to import it fails
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    kinds = ("auto", "embedded", "transformers", "sglang")
+    assert [kind for kind in kinds if loads_kernels(kind)] == ["auto", "embedded"]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert [kind for kind in kinds if loads_kernels(kind)] == ["embedded"]

@@ -176,6 +176,6 @@ class EmbeddedDecoder:
         return functional.linear(self._norm(x, self._weights.norm), self._weights.head)
 
     def _rotation(self, num_positions: int) -> np.ndarray:
-        if len(self._rotations) < num_positions:
-            self._rotations = torch.view_as_real(rotations(self._config, num_positions)).numpy()
+        if len(self._rotations) < num_positions:  # twice as many, or every step of a longest row would compute all
+            self._rotations = torch.view_as_real(rotations(self._config, 2 * num_positions)).numpy()
         return self._rotations

@@ -6,8 +6,9 @@ takes seconds, and keeps the code beside this file or in the user's cache.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 from math import sqrt
-from typing import Any
 
 import numpy as np
 from numba import njit
@@ -17,24 +18,29 @@ from numba import njit
 _REORDERED = {"reassoc", "contract", "arcp", "nsz"}
 _f32 = np.float32
 _LOWEST = _f32(-87)  # e^x below it is no normal float32; what attention weighs by it is 0 beside the largest weight, 1
+_HIGHEST = _f32(89)  # its e^x is inf
 
 
-def _compiled(signature: Any = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """At once for arguments of these types, or when another kernel calls it."""
+def _compiled(signature: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """At once for arguments of these types, or taken from what an earlier process has compiled and kept."""
 
     def compiled(function: Callable[..., None]) -> Callable[..., None]:
+        compile = partial(njit, signature, fastmath=_REORDERED, error_model="numpy")
         try:
-            return njit(signature, fastmath=_REORDERED, error_model="numpy", cache=True)(function)
-        except RuntimeError:  # neither this folder nor the user's can be written to
-            return njit(signature, fastmath=_REORDERED, error_model="numpy")(function)
+            return compile(cache=True)(function)
+        except Exception:  # what is kept is damaged, or there is no folder to write to, or no room in it
+            with suppress(Exception):
+                njit(cache=True)(function).recompile()  # of no signature yet: it only forgets what is kept
+                return compile(cache=True)(function)
+            return compile()(function)
 
     return compiled
 
 
 @njit(inline="always")
 def _exp(x):
-    """e^x to a few units of the last place for x in [-87, 88]: 2^n times a polynomial on half an octave either way,
-    without a branch or a table, so that a loop of it becomes vectors.
+    """e^x to a few units of the last place for x in [-87, 89], where it is inf from 88.4 on: 2^n times a polynomial on
+    half an octave either way, without a branch or a table, so that a loop of it becomes vectors.
     """
     n = np.floor(x * _f32(1.4426950408889634) + _f32(0.5))
     f = x - n * _f32(0.693359375) + n * _f32(2.12194440e-4)  # ln 2 in two parts (Cody and Waite)
@@ -85,7 +91,7 @@ def gate(gate_up, out):
     for r in range(rows):
         for i in range(dim):
             x = gate_up[r, i]
-            out[r, i] = x / (_f32(1) + _exp(min(max(-x, _LOWEST), -_LOWEST))) * gate_up[r, dim + i]
+            out[r, i] = x / (_f32(1) + _exp(min(max(-x, _LOWEST), _HIGHEST))) * gate_up[r, dim + i]
 
 
 @_compiled("void(f4[:, :, ::1], i8, f4[:, :, ::1], i8[::1])")
@@ -108,7 +114,7 @@ def turn(heads, num_turned, rotations, positions):
 # a slice counts its references.
 
 
-@_compiled()
+@_compiled("void(f4[::1], f4[:, ::1], i8, f4, f4[::1])")
 def _score(query, keys, num, scale, out):
     dim = len(query)
     fours = num // 4 * 4
@@ -128,7 +134,7 @@ def _score(query, keys, num, scale, out):
         out[t] = a * scale
 
 
-@_compiled()
+@_compiled("void(f4[::1], i8)")
 def _softmax(x, num):
     top = x[0]
     for t in range(1, num):
@@ -143,7 +149,7 @@ def _softmax(x, num):
         x[t] *= scale
 
 
-@_compiled()
+@_compiled("void(f4[::1], f4[:, ::1], i8, f4[::1])")
 def _weigh(weights, rows, num, out):
     dim = len(out)
     fours = num // 4 * 4
