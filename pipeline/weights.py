@@ -243,6 +243,7 @@ class WeightsStream:
         self._bytes = np.frombuffer(view, dtype=np.uint8)
         self._digest = xxhash.xxh3_64()
         self._position = 0
+        self._copy = _copy_for(notice.num_bytes)
         header_bytes = int.from_bytes(self._hash(self._take(LENGTH_BYTES)), "little")
         if header_bytes > notice.num_bytes - LENGTH_BYTES:
             raise _damaged(notice)
@@ -269,6 +270,15 @@ class WeightsStream:
                 yield entry.name, row, torch_view(data).view(getattr(torch, entry.dtype)).view(rows, *entry.shape[1:])
                 self._hash(data)
         self._compare()
+
+    def copy(self, rows: "Tensor", target: "Tensor") -> None:
+        """Copy a part, once it is out, to contiguous rows of its own shape and any float dtype."""
+        import torch
+
+        if rows.dtype == target.dtype:
+            self._copy(*(t.view(torch.uint8).flatten().numpy() for t in (target, rows)))
+        else:
+            target.copy_(rows)
 
     def check(self) -> None:
         """Read what is left; raises WeightError unless all of it was the announced bytes."""

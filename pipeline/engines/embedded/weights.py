@@ -85,7 +85,7 @@ class Weights:
                     part = rows.unflatten(0, (-1, *halves))
                     place[row // halves.numel() :][: len(part)].copy_(part)
                 else:
-                    place[row : row + len(rows)].copy_(rows)
+                    weights.copy(rows, place[row : row + len(rows)])
 
     def _layer(self, prefix: str, empty: Callable[..., Tensor]) -> Layer:
         shape = self._shape
