@@ -166,7 +166,7 @@ def test_the_cache_grows_and_keeps_its_contents():
     cache.write_prompts(0, [first], torch.tensor([1.0, 2.0])[None, :, None, None].expand(1, 2, 2, 2))
     cache.reserve(5)
     cache.reserve(4)
-    keys, values = cache.of_layer(0)
+    [(keys, values)] = cache.layers
     assert keys.shape == values.shape == (2, 1, 5, 2)
     assert keys[first, 0].tolist() == values[first, 0].tolist() == [[1, 1], [2, 2], [0, 0], [0, 0], [0, 0]]
     assert not keys[second].any()

@@ -22,7 +22,7 @@ def attended(heads, slots, positions, keys, values) -> np.ndarray:
     """[rows, queries, dim] from the kernel, which writes each row's newest key and value into the cache."""
     num_kv = keys.shape[1]
     out = np.empty((len(heads), heads.shape[1] - 2 * num_kv, heads.shape[2]), dtype=f32)
-    scores = np.full(keys.shape[2], np.nan, dtype=f32)
+    scores = np.full((out.shape[1] // keys.shape[1], keys.shape[2]), np.nan, dtype=f32)
     kernels.attend(heads, np.array(slots), np.array(positions), keys, values, scores, out)
     return out
 

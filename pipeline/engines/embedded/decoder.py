@@ -39,7 +39,7 @@ class EmbeddedDecoder:
         self._norm_eps = np.float32(self.shape.norm_eps)
         self._rotations = np.empty((0, self.shape.head_dim // 2, 2), dtype=np.float32)
         self._cache = KVCache(self.shape.num_layers, slots, self.shape.num_kv_heads, self.shape.head_dim)
-        self._scores = np.empty(0, dtype=np.float32)
+        self._scores = np.empty((self.shape.num_heads // self.shape.num_kv_heads, 0), dtype=np.float32)
         self._slots: list[int] = []
         self._positions: list[int] = []  # of each row's next token
         # What each row's cache begins with, or None where that was computed under earlier weights.
@@ -99,18 +99,18 @@ class EmbeddedDecoder:
     def _reserve(self, num_positions: int) -> None:
         if num_positions > self._cache.num_positions:
             self._cache.reserve(-(-num_positions // _BLOCK) * _BLOCK)
-            self._scores = np.empty(self._cache.num_positions, dtype=np.float32)
+            self._scores = np.empty((len(self._scores), self._cache.num_positions), dtype=np.float32)
 
     # --- one token a row ----------------------------------------------------------------------------------------------
 
     def decode(self, tokens: Tensor) -> Tensor:
         assert self._weights is not None
         slots, positions = np.array(self._slots), np.array(self._positions)
+        rotations = self._rotation(max(self._positions) + 1)
         x = self._weights.embedding[tokens]
-        for index, layer in enumerate(self._weights.layers):
-            heads = self._heads(layer, x, positions)
-            attended = torch.empty(len(x), self.shape.num_heads, self.shape.head_dim)
-            keys, values = self._cache.of_layer(index)
+        for layer, (keys, values) in zip(self._weights.layers, self._cache.layers, strict=True):
+            heads = self._heads(layer, x, rotations, positions)
+            attended = torch.empty(x.shape[0], self.shape.num_heads, self.shape.head_dim)
             kernels.attend(heads.numpy(), slots, positions, keys, values, self._scores, attended.numpy())
             x = layer.out.add_to(x, attended.flatten(1))
             x = self._mlp(layer, x)
@@ -134,42 +134,42 @@ class EmbeddedDecoder:
         """
         assert self._weights is not None
         num_prompts, length = ids.shape
-        positions = np.tile(np.arange(length), num_prompts)
+        rotations, positions = self._rotation(length), np.tile(np.arange(length), num_prompts)
         flat = [slot for group in slots for slot in group]
         prompts = [i for i, group in enumerate(slots) for _ in group]
         x = self._weights.embedding[ids.flatten()]
         for index, layer in enumerate(self._weights.layers):
-            heads = self._heads(layer, x, positions).unflatten(0, (num_prompts, length))
+            heads = self._heads(layer, x, rotations, positions).unflatten(0, (num_prompts, length))
             if flat:
                 self._cache.write_prompts(index, flat, heads[prompts, :, self.shape.num_heads :])
             kinds = (self.shape.num_heads, self.shape.num_kv_heads, self.shape.num_kv_heads)
             query, key, value = (t.transpose(1, 2) for t in heads.split(kinds, dim=2))
             attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
-            x = layer.out.add_to(x, attended.transpose(1, 2).reshape(len(x), -1))
+            x = layer.out.add_to(x, attended.transpose(1, 2).reshape(x.shape[0], -1))
             x = self._mlp(layer, x)
         return x
 
     # --- shared by both -----------------------------------------------------------------------------------------------
 
-    def _heads(self, layer: Layer, x: Tensor, positions: np.ndarray) -> Tensor:
+    def _heads(self, layer: Layer, x: Tensor, rotations: np.ndarray, positions: np.ndarray) -> Tensor:
         """Queries, keys and values [tokens, heads + 2 * kv_heads, dim] of tokens at `positions`."""
-        heads = layer.qkv(self._norm(x, layer.attention_norm)).view(len(x), -1, self.shape.head_dim)
+        heads = layer.qkv(self._norm(x, layer.attention_norm)).view(x.shape[0], -1, self.shape.head_dim)
+        array = heads.numpy()
         if layer.qk_norm is not None:
-            kernels.norm_heads(heads.numpy(), layer.qk_norm.numpy(), self._norm_eps)
-        num_turned = self.shape.num_heads + self.shape.num_kv_heads
-        kernels.turn(heads.numpy(), num_turned, self._rotation(int(positions.max()) + 1), positions)
+            kernels.norm_heads(array, layer.qk_norm, self._norm_eps)
+        kernels.turn(array, self.shape.num_heads + self.shape.num_kv_heads, rotations, positions)
         return heads
 
     def _mlp(self, layer: Layer, x: Tensor) -> Tensor:
-        gate_up = layer.gate_up(self._norm(x, layer.mlp_norm))
-        gated = torch.empty(len(x), gate_up.shape[1] // 2)
-        kernels.gate(gate_up.numpy(), gated.numpy())
-        return layer.down.add_to(x, gated)
+        gate_up = layer.gate_up(self._norm(x, layer.mlp_norm)).numpy()
+        gated = np.empty((gate_up.shape[0], gate_up.shape[1] // 2), dtype=np.float32)
+        kernels.gate(gate_up, gated)
+        return layer.down.add_to(x, torch.from_numpy(gated))
 
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        normed = torch.empty_like(x)
-        kernels.rms_norm(x.numpy(), weight.numpy(), self._norm_eps, normed.numpy())
-        return normed
+    def _norm(self, x: Tensor, weight: np.ndarray) -> Tensor:
+        normed = np.empty(x.shape, dtype=np.float32)
+        kernels.rms_norm(x.numpy(), weight, self._norm_eps, normed)
+        return torch.from_numpy(normed)
 
     def _logits(self, x: Tensor) -> Tensor:
         assert self._weights is not None

@@ -110,72 +110,77 @@ def turn(heads, num_turned, rotations, positions):
                 heads[r, h, 2 * i + 1] = a * s + b * c
 
 
-# Four positions at a time: what they have in common is read and written a quarter as often. Lengths are passed because
-# a slice counts its references.
+# All queries of a key-value head meet four positions before the next four: what they share is read from memory once,
+# and what one has of its own a quarter as often. Lengths and places are passed because a slice counts its references.
 
 
-@_compiled("void(f4[::1], f4[:, ::1], i8, f4, f4[::1])")
-def _score(query, keys, num, scale, out):
-    dim = len(query)
+@_compiled("void(f4[:, ::1], i8, f4[:, ::1], i8, f4, f4[:, ::1])")
+def _score(queries, first, keys, num, scale, out):
+    group, dim = len(out), queries.shape[1]
     fours = num // 4 * 4
     for t in range(0, fours, 4):
-        a, b, c, d = _f32(0), _f32(0), _f32(0), _f32(0)
-        for i in range(dim):
-            x = query[i]
-            a += x * keys[t, i]
-            b += x * keys[t + 1, i]
-            c += x * keys[t + 2, i]
-            d += x * keys[t + 3, i]
-        out[t], out[t + 1], out[t + 2], out[t + 3] = a * scale, b * scale, c * scale, d * scale
+        for j in range(group):
+            a, b, c, d = _f32(0), _f32(0), _f32(0), _f32(0)
+            for i in range(dim):
+                x = queries[first + j, i]
+                a += x * keys[t, i]
+                b += x * keys[t + 1, i]
+                c += x * keys[t + 2, i]
+                d += x * keys[t + 3, i]
+            out[j, t], out[j, t + 1], out[j, t + 2], out[j, t + 3] = a * scale, b * scale, c * scale, d * scale
     for t in range(fours, num):
-        a = _f32(0)
-        for i in range(dim):
-            a += query[i] * keys[t, i]
-        out[t] = a * scale
+        for j in range(group):
+            a = _f32(0)
+            for i in range(dim):
+                a += queries[first + j, i] * keys[t, i]
+            out[j, t] = a * scale
 
 
-@_compiled("void(f4[::1], i8)")
+@_compiled("void(f4[:, ::1], i8)")
 def _softmax(x, num):
-    top = x[0]
-    for t in range(1, num):
-        top = max(top, x[t])
-    total = _f32(0)
-    for t in range(num):
-        e = _exp(max(x[t] - top, _LOWEST))
-        x[t] = e
-        total += e
-    scale = _f32(1) / total
-    for t in range(num):
-        x[t] *= scale
+    for j in range(len(x)):
+        top = x[j, 0]
+        for t in range(1, num):
+            top = max(top, x[j, t])
+        total = _f32(0)
+        for t in range(num):
+            e = _exp(max(x[j, t] - top, _LOWEST))
+            x[j, t] = e
+            total += e
+        scale = _f32(1) / total
+        for t in range(num):
+            x[j, t] *= scale
 
 
-@_compiled("void(f4[::1], f4[:, ::1], i8, f4[::1])")
-def _weigh(weights, rows, num, out):
-    dim = len(out)
+@_compiled("void(f4[:, ::1], f4[:, ::1], i8, f4[:, ::1], i8)")
+def _weigh(weights, rows, num, out, first):
+    group, dim = len(weights), out.shape[1]
     fours = num // 4 * 4
-    for i in range(dim):
-        out[i] = _f32(0)
+    for j in range(group):
+        for i in range(dim):
+            out[first + j, i] = _f32(0)
     for t in range(0, fours, 4):
-        a, b, c, d = weights[t], weights[t + 1], weights[t + 2], weights[t + 3]
-        for i in range(dim):
-            out[i] += a * rows[t, i] + b * rows[t + 1, i] + c * rows[t + 2, i] + d * rows[t + 3, i]
+        for j in range(group):
+            a, b, c, d = weights[j, t], weights[j, t + 1], weights[j, t + 2], weights[j, t + 3]
+            for i in range(dim):
+                out[first + j, i] += a * rows[t, i] + b * rows[t + 1, i] + c * rows[t + 2, i] + d * rows[t + 3, i]
     for t in range(fours, num):
-        a = weights[t]
-        for i in range(dim):
-            out[i] += a * rows[t, i]
+        for j in range(group):
+            a = weights[j, t]
+            for i in range(dim):
+                out[first + j, i] += a * rows[t, i]
 
 
-@_compiled("void(f4[:, :, ::1], i8[::1], i8[::1], f4[:, :, :, ::1], f4[:, :, :, ::1], f4[::1], f4[:, :, ::1])")
+@_compiled("void(f4[:, :, ::1], i8[::1], i8[::1], f4[:, :, :, ::1], f4[:, :, :, ::1], f4[:, ::1], f4[:, :, ::1])")
 def attend(heads, slots, positions, keys, values, scores, out):
     """One query a row and head against its own slot's positions 0..p, after writing position p.
 
     `heads` [rows, queries + 2 * kv_heads, dim]: queries, then keys, then values; `keys` and `values` [slot, kv_head,
-    time, dim]; `scores` [time] is scratch; `out` [rows, queries, dim]. Query head h reads kv head h // (queries /
-    kv_heads), as everywhere with grouped queries (arXiv:2305.13245).
+    time, dim]; `scores` [queries a kv head, time] is scratch; `out` [rows, queries, dim]. The queries of a kv head lie
+    together, as everywhere with grouped queries (arXiv:2305.13245).
     """
     rows, num_queries, dim = out.shape
-    num_kv = keys.shape[1]
-    group = num_queries // num_kv
+    num_kv, group = keys.shape[1], len(scores)
     scale = _f32(1 / sqrt(dim))
     for r in range(rows):
         slot, last = slots[r], positions[r]
@@ -183,7 +188,6 @@ def attend(heads, slots, positions, keys, values, scores, out):
             for i in range(dim):
                 keys[slot, k, last, i] = heads[r, num_queries + k, i]
                 values[slot, k, last, i] = heads[r, num_queries + num_kv + k, i]
-        for h in range(num_queries):
-            _score(heads[r, h], keys[slot, h // group], last + 1, scale, scores)
+            _score(heads[r], k * group, keys[slot, k], last + 1, scale, scores)
             _softmax(scores, last + 1)
-            _weigh(scores, values[slot, h // group], last + 1, out[r, h])
+            _weigh(scores, values[slot, k], last + 1, out[r], k * group)

@@ -7,11 +7,10 @@ Query and key dimensions are reordered so that the two halves a rotary embedding
 makes the rotation one complex multiplication. Attention is blind to it: queries and keys are reordered alike.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -41,11 +40,11 @@ class Linear:
 class Layer:
     """`qk_norm` [heads + kv_heads, head_dim] scales each query and key head, if the architecture normalises them."""
 
-    attention_norm: Tensor
+    attention_norm: np.ndarray
     qkv: Linear
-    qk_norm: Tensor | None
+    qk_norm: np.ndarray | None
     out: Linear
-    mlp_norm: Tensor
+    mlp_norm: np.ndarray
     gate_up: Linear
     down: Linear
 
@@ -58,16 +57,14 @@ class Weights:
     """
 
     def __init__(self, shape: ModelShape):
-        empty = partial(torch.empty, dtype=torch.float32)
         self._shape = shape
         self.places: dict[str, tuple[Tensor, ...]] = {}
-        self.embedding = empty(shape.vocab, shape.hidden)
-        self.head = self.embedding if shape.tied_head else empty(shape.vocab, shape.hidden)
-        self.norm = empty(shape.hidden)
-        self.places["model.norm.weight"] = (self.norm,)
+        self.embedding = _empty(shape.vocab, shape.hidden)
+        self.head = self.embedding if shape.tied_head else _empty(shape.vocab, shape.hidden)
+        self.norm = self._norm("model.norm")
         self.places["model.embed_tokens.weight"] = (self.embedding,)
         self.places["lm_head.weight"] = (self.head,)
-        self.layers = tuple(self._layer(f"model.layers.{i}.", empty) for i in range(shape.num_layers))
+        self.layers = tuple(self._layer(f"model.layers.{i}.") for i in range(shape.num_layers))
 
     def load(self, weights: WeightsStream) -> None:
         """Copy a state dict (transformers' names, any float dtype) into float32; WeightError unless it fits exactly, or
@@ -87,19 +84,19 @@ class Weights:
                 else:
                     weights.copy(rows, place[row : row + len(rows)])
 
-    def _layer(self, prefix: str, empty: Callable[..., Tensor]) -> Layer:
+    def _norm(self, name: str) -> np.ndarray:
+        made = _empty(self._shape.hidden)
+        self.places[f"{name}.weight"] = (made,)
+        return made.numpy()
+
+    def _layer(self, prefix: str) -> Layer:
         shape = self._shape
         query, key_value = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
-
-        def vector(name: str) -> Tensor:
-            made = empty(shape.hidden)
-            self.places[f"{prefix}{name}.weight"] = (made,)
-            return made
 
         def linear(num_inputs: int, has_bias: bool, *parts: tuple[str, int, bool]) -> Linear:
             """`parts`: name, number of outputs, whether they are heads to be turned."""
             num_outputs = sum(outputs for _, outputs, _ in parts)
-            made = Linear(empty(num_outputs, num_inputs), empty(num_outputs) if has_bias else None)
+            made = Linear(_empty(num_outputs, num_inputs), _empty(num_outputs) if has_bias else None)
             begin = 0
             for name, outputs, is_turned in parts:
                 kinds = {"weight": made.matrix} | ({"bias": made.bias} if made.bias is not None else {})
@@ -110,7 +107,7 @@ class Weights:
             return made
 
         return Layer(
-            attention_norm=vector("input_layernorm"),
+            attention_norm=self._norm(f"{prefix}input_layernorm"),
             qkv=linear(
                 shape.hidden,
                 shape.qkv_bias,
@@ -118,27 +115,31 @@ class Weights:
                 ("self_attn.k_proj", key_value, True),
                 ("self_attn.v_proj", key_value, False),
             ),
-            qk_norm=self._qk_norm(prefix, empty) if shape.qk_norm else None,
+            qk_norm=self._qk_norm(prefix) if shape.qk_norm else None,
             out=linear(query, shape.out_bias, ("self_attn.o_proj", shape.hidden, False)),
-            mlp_norm=vector("post_attention_layernorm"),
+            mlp_norm=self._norm(f"{prefix}post_attention_layernorm"),
             gate_up=linear(
                 shape.hidden, shape.mlp_bias, ("mlp.gate_proj", shape.ff, False), ("mlp.up_proj", shape.ff, False)
             ),
             down=linear(shape.ff, shape.mlp_bias, ("mlp.down_proj", shape.hidden, False)),
         )
 
-    def _qk_norm(self, prefix: str, empty: Callable[..., Tensor]) -> Tensor:
+    def _qk_norm(self, prefix: str) -> np.ndarray:
         """One row a head: the same for all heads of the queries, and of the keys."""
         heads, kv_heads = self._shape.num_heads, self._shape.num_kv_heads
-        made = empty(heads + kv_heads, self._shape.head_dim)
+        made = _empty(heads + kv_heads, self._shape.head_dim)
         places = [self._paired(row) for row in made]
         self.places[f"{prefix}self_attn.q_norm.weight"] = tuple(places[:heads])
         self.places[f"{prefix}self_attn.k_norm.weight"] = tuple(places[heads:])
-        return made
+        return made.numpy()
 
     def _paired(self, place: Tensor) -> Tensor:
         """[heads, 2, dim / 2, ...]: rows of each head in the order (0, D/2, 1, D/2 + 1, ...) as (0, 1, ..., D-1)."""
         return place.unflatten(0, (-1, self._shape.head_dim // 2, 2)).transpose(1, 2)
+
+
+def _empty(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.float32)
 
 
 def check_fit(found: dict[str, tuple[int, ...]], shape: ModelShape) -> None:
