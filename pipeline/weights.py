@@ -243,7 +243,6 @@ class WeightsStream:
         self._bytes = np.frombuffer(view, dtype=np.uint8)
         self._digest = xxhash.xxh3_64()
         self._position = 0
-        self._copy = _copy_for(notice.num_bytes)
         header_bytes = int.from_bytes(self._hash(self._take(LENGTH_BYTES)), "little")
         if header_bytes > notice.num_bytes - LENGTH_BYTES:
             raise _damaged(notice)
@@ -275,10 +274,10 @@ class WeightsStream:
         """Copy a part, once it is out, to contiguous rows of its own shape and any float dtype."""
         import torch
 
-        if rows.dtype == target.dtype:
-            self._copy(*(t.view(torch.uint8).flatten().numpy() for t in (target, rows)))
+        if rows.dtype != target.dtype or self._notice.num_bytes < STREAM_BYTES:
+            target.copy_(rows)  # a view of bytes would take a small tensor longer than its copy
         else:
-            target.copy_(rows)
+            _copy_for(self._notice.num_bytes)(*(t.view(torch.uint8).flatten().numpy() for t in (target, rows)))
 
     def check(self) -> None:
         """Read what is left; raises WeightError unless all of it was the announced bytes."""
