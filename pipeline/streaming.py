@@ -4,13 +4,14 @@ An ordinary store reads the line of memory that it changes; one past the cache j
 bytes for each one instead of three. The C library's memcpy does so too, but only in calls of hundreds of MiB.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
+
+from pipeline.compiled import compiled
 
 _WIDTH = 32  # bytes of a store, which lies at a multiple of them
 _LINES = 4 * _WIDTH
@@ -64,12 +65,5 @@ def _copy(target: np.ndarray, source: np.ndarray) -> None:
     _fence()
 
 
-def _compiled(signature: str) -> Callable[[np.ndarray, np.ndarray], None]:
-    try:
-        return njit(signature, nogil=True, cache=True)(_copy)
-    except RuntimeError:  # neither this folder nor the user's can be written to
-        return njit(signature, nogil=True)(_copy)
-
-
-stream_copy = _compiled("void(u1[::1], u1[::1])")
+stream_copy = compiled("void(u1[::1], u1[::1])", nogil=True)(_copy)
 """Copy `source` to `target`, uint8 [n] both, contiguous and apart."""

@@ -1,17 +1,16 @@
 """What a decoding step does between its matrix products, compiled for the CPU at hand.
 
 Rows of a batch are short and differ in length: as library calls, attention reads every row up to the longest, and each
-small operation costs more to start than to do. Arrays are contiguous. The first import on a machine compiles, which
-takes seconds, and keeps the code beside this file or in the user's cache.
+small operation costs more to start than to do. Arrays are contiguous.
 """
 
-from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from math import sqrt
 
 import numpy as np
 from numba import njit
+
+from pipeline.compiled import compiled
 
 # Sums may be reordered, which is what lets them be vectors. No assumption that numbers are finite: weights that are not
 # must show in the logprobs.
@@ -19,22 +18,7 @@ _REORDERED = {"reassoc", "contract", "arcp", "nsz"}
 _f32 = np.float32
 _LOWEST = _f32(-87)  # e^x below it is no normal float32; what attention weighs by it is 0 beside the largest weight, 1
 _HIGHEST = _f32(89)  # its e^x is inf
-
-
-def _compiled(signature: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """At once for arguments of these types, or taken from what an earlier process has compiled and kept."""
-
-    def compiled(function: Callable[..., None]) -> Callable[..., None]:
-        compile = partial(njit, signature, fastmath=_REORDERED, error_model="numpy")
-        try:
-            return compile(cache=True)(function)
-        except Exception:  # what is kept is damaged, or there is no folder to write to, or no room in it
-            with suppress(Exception):
-                njit(cache=True)(function).recompile()  # of no signature yet: it only forgets what is kept
-                return compile(cache=True)(function)
-            return compile()(function)
-
-    return compiled
+_compiled = partial(compiled, fastmath=_REORDERED, error_model="numpy")
 
 
 @njit(inline="always")
