@@ -276,8 +276,10 @@ class WeightsStream:
 
         if rows.dtype != target.dtype or self._notice.num_bytes < STREAM_BYTES:
             target.copy_(rows)  # a view of bytes would take a small tensor longer than its copy
-        else:
-            _copy_for(self._notice.num_bytes)(*(t.view(torch.uint8).flatten().numpy() for t in (target, rows)))
+            return
+        from pipeline.streaming import stream_copy
+
+        stream_copy(*(t.view(torch.uint8).flatten().numpy() for t in (target, rows)))
 
     def check(self) -> None:
         """Read what is left; raises WeightError unless all of it was the announced bytes."""
