@@ -15,7 +15,7 @@ from learner.advantages import Chain, batch_advantages, has_zero_variance
 from learner.corrections import k3_divergence, log_ratios, second_moment_bound
 from learner.critic import Critic
 from learner.losses import Tokens, batch_loss, rollout_normalizers
-from learner.model import canary_batch, completion_hidden, completion_logprobs
+from learner.model import canary_batch, completion_hidden, completion_logprobs, share_prompts
 from learner.packing import TokenBatch, collate, micro_batches, shares
 from learner.ranks import Ranks, alone
 from learner.regularizers import entropy_loss, kl_loss
@@ -84,6 +84,9 @@ class Learner:
         self.num_skipped = 0
         self.num_skipped_in_a_row = 0
         self._alarmed = False
+        self._shares_prompts = share_prompts(model)
+        if reference is not None:
+            share_prompts(reference)
         self.critic = None
         if config.critic is not None:
             weight: Tensor = model.get_input_embeddings().weight  # pyright: ignore[reportAssignmentType, reportOptionalMemberAccess]
@@ -223,7 +226,7 @@ class Learner:
     def _hidden_states(self, rows: Sequence[_Row], on_progress: Callable[[], None]) -> list[Tensor]:
         """[T, H] of every row's trained tokens, in float32 or above."""
         found: dict[int, Tensor] = {}
-        for indices in micro_batches([row.num_inputs for row in rows], self.config.micro_batch_tokens):
+        for indices in self._cut(rows):
             own = [rows[i] for i in indices]
             hidden = completion_hidden(self.model, self._collate(own), getattr(torch, self.config.dtype))
             hidden = hidden.to(torch.promote_types(hidden.dtype, torch.float32))
@@ -269,12 +272,16 @@ class Learner:
         up with empty micro-batches.
         """
         cut = []
-        for share in shares([row.num_inputs for row in rows], self.ranks.size):
+        lengths, prompts = [row.num_inputs for row in rows], [row.rollout.prompt_ids for row in rows]
+        for share in shares(lengths, prompts, self.ranks.size):
             own = [rows[i] for i in share]
-            indices = micro_batches([row.num_inputs for row in own], self.config.micro_batch_tokens)
-            cut.append([[own[i] for i in chosen] for chosen in indices])
+            cut.append([[own[i] for i in chosen] for chosen in self._cut(own)])
         missing = max(map(len, cut)) - len(cut[self.ranks.rank]) if self.ranks.shards else 0
         return cut[self.ranks.rank] + [[] for _ in range(missing)]
+
+    def _cut(self, rows: Sequence[_Row]) -> list[list[int]]:
+        prompts = [row.rollout.prompt_ids for row in rows] if self._shares_prompts else None
+        return micro_batches([row.num_inputs for row in rows], self.config.micro_batch_tokens, prompts)
 
     @torch.no_grad()
     def _moment_bound(self, batches: Sequence[Sequence[_Row]]) -> float:
@@ -327,8 +334,8 @@ class Learner:
         return tokens, entropies
 
     def _collate(self, rows: Sequence[_Row]) -> TokenBatch:
-        parts = collate([r.prompt_ids for r in rows], [r.completion_ids for r in rows], [r.sampled for r in rows])
-        return TokenBatch(*(t.to(self.model.device) for t in parts))
+        batch = collate([r.prompt_ids for r in rows], [r.completion_ids for r in rows], [r.sampled for r in rows])
+        return batch.to(self.model.device)
 
     def _forward_backward(
         self, rows: Sequence[_Row], engine_ids: Sequence[str], moment_bound: float

@@ -6,14 +6,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
-from learner.packing import TokenBatch
+from learner.packing import TokenBatch, collate
 from learner.ranks import Ranks
 from learner.sharding import shard
+from learner.shared_prompts import SHARED_PROMPTS, last_hidden, may_share, shares_prompts
 from pipeline.errors import ConfigError
 from pipeline.model_path import resolve_model_path
 
@@ -106,10 +108,45 @@ def completion_hidden(model: PreTrainedModel, batch: TokenBatch, dtype: torch.dt
     return sharded(batch, dtype) if sharded is not None else _hidden(model, batch, dtype)
 
 
+def share_prompts(model: PreTrainedModel) -> bool:
+    """From now on compute what rollouts have in common once, if `model` then computes the same; whether it does.
+
+    An architecture may look from token to token by other ways than its attention, which only trying shows.
+    """
+    if not may_share(model):
+        return False
+    ids, _ = canary_batch(model)
+    ids = ids.cpu().numpy()
+    batch = collate([ids[:-4], ids[:-4], ids[:3]], [ids[-4:], ids[:7], ids[3:]]).to(model.device)
+    before = model.config._attn_implementation
+    with torch.no_grad():
+        apart = completion_hidden(model, batch)
+        model.set_attn_implementation(SHARED_PROMPTS)
+        try:
+            together = completion_hidden(model, batch)
+        except Exception:  # whatever an architecture makes of arguments that it does not know
+            together = torch.full_like(apart, torch.nan)
+    if torch.allclose(together, apart, atol=HEAD_TOLERANCE, rtol=0.0, equal_nan=True):
+        return True
+    model.set_attn_implementation(before)
+    return False
+
+
 def _hidden(model: PreTrainedModel, batch: TokenBatch, dtype: torch.dtype) -> Tensor:
     with torch.autocast(batch.input_ids.device.type, dtype, enabled=dtype != torch.float32):
-        hidden = model.base_model(input_ids=batch.input_ids, use_cache=False).last_hidden_state
-    return hidden.flatten(0, 1).index_select(0, batch.positions)
+        hidden = last_hidden(model, batch) if shares_prompts(model) else _padded(model, batch)
+    return hidden.index_select(0, batch.positions)
+
+
+def _padded(model: PreTrainedModel, batch: TokenBatch) -> Tensor:
+    """[N, H] last hidden states, from one row for each rollout, padded to the longest of all."""
+    shapes = batch.rows.shapes
+    width = max(width for _, width in shapes)
+    blocks = batch.rows.tokens.split([num * width for num, width in shapes])
+    blocks = [pad(part.view(shape), (0, width - shape[1]), value=-1) for part, shape in zip(blocks, shapes, strict=True)]
+    table = torch.cat(blocks)
+    hidden = model.base_model(input_ids=batch.input_ids[table.clamp(min=0)], use_cache=False).last_hidden_state
+    return hidden[table >= 0].index_select(0, batch.rows.places)
 
 
 def completion_logprobs(
@@ -209,9 +246,8 @@ def canary_batch(model: PreTrainedModel) -> tuple[Tensor, TokenBatch]:
     num_ids = num_token_ids(model)
     length = min(CANARY_TOKENS, getattr(model.config, "max_position_embeddings", CANARY_TOKENS))
     ids = (torch.arange(length, dtype=torch.int64) * 7919 + 1) % num_ids  # a prime step visits distinct tokens
-    ids = ids.to(model.device)
-    positions = torch.arange(length - 1, device=model.device)
-    return ids, TokenBatch(ids[:-1].unsqueeze(0), positions, ids[1:])
+    batch = collate([ids[:1].numpy()], [ids[1:].numpy()])
+    return ids.to(model.device), batch.to(model.device)
 
 
 def load_reference(path: str, model: PreTrainedModel) -> PreTrainedModel:
@@ -231,7 +267,7 @@ def check_head(model: PreTrainedModel) -> None:
     """
     ids, batch = canary_batch(model)
     ours, _ = completion_logprobs(model, batch, 1.0)
-    logits = model(input_ids=batch.input_ids, use_cache=False).logits[0].to(ours.dtype)
+    logits = model(input_ids=ids[None, :-1], use_cache=False).logits[0].to(ours.dtype)
     theirs = torch.log_softmax(logits, dim=-1).gather(-1, ids[1:].unsqueeze(-1)).squeeze(-1)
     if not torch.allclose(ours, theirs, atol=HEAD_TOLERANCE, rtol=0.0, equal_nan=True):
         kind = model.config.model_type

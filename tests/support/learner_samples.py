@@ -36,7 +36,21 @@ def tiny_model(seed: int = 0, dtype: torch.dtype = torch.float64, kind: str = "q
         model = LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=False))
     else:
         model = Qwen2ForCausalLM(Qwen2Config(**sizes, tie_word_embeddings=True))
+    if dtype == torch.float64:
+        keep_float64(model)
     return model.to(dtype).eval()
+
+
+def keep_float64(model: PreTrainedModel) -> None:
+    """Norms in float64, where the library's are always in float32: what a gradient does not depend on then shows far
+    below the rounding of float32.
+    """
+    for module in list(model.modules()):
+        for name, norm in module.named_children():
+            if hasattr(norm, "variance_epsilon"):
+                exact = torch.nn.RMSNorm(norm.weight.shape, eps=norm.variance_epsilon)
+                exact.weight = norm.weight
+                setattr(module, name, exact)
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:

@@ -1,5 +1,6 @@
 """Centred advantages, ratios, normalisers and packing as pure functions."""
 
+import itertools
 import math
 
 import numpy as np
@@ -172,8 +173,30 @@ def test_micro_batches_hold_every_row_once_within_the_budget(lengths, budget):
     assert flat == sorted(flat, reverse=True)
 
 
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 60)), max_size=40), st.integers(1, 100))
+def test_rows_of_one_prompt_lie_together_within_the_budget(rows, budget):
+    prompts, lengths = [prompt for prompt, _ in rows], [length for _, length in rows]
+    batches = micro_batches(lengths, budget, prompts)
+    flat = [i for batch in batches for i in batch]
+    assert sorted(flat) == list(range(len(rows)))
+    assert all(sum(lengths[i] for i in batch) <= budget or len(batch) == 1 for batch in batches)
+    for one, other in itertools.pairwise(batches):
+        assert sum(lengths[i] for i in [*one, other[0]]) > budget, "no micro-batch ends before it must"
+    assert len(list(itertools.groupby(prompts[i] for i in flat))) == len(set(prompts))
+    for _, group in itertools.groupby(flat, key=lambda i: prompts[i]):
+        own = [lengths[i] for i in group]
+        assert own == sorted(own, reverse=True)
+    assert not flat or lengths[flat[0]] == max(lengths)
+
+
 def test_collate_points_at_the_positions_that_predict():
-    batch = collate([np.array([5, 6]), np.array([7])], [np.array([8, 9]), np.array([1])])
-    assert batch.input_ids.tolist() == [[5, 6, 8], [7, 0, 0]]
-    assert batch.positions.tolist() == [1, 2, 3]
-    assert batch.targets.tolist() == [8, 9, 1]
+    prompts, completions = [[5, 6], [7], [5, 6]], [[8, 9], [1], [4, 3, 2]]
+    batch = collate([np.array(p) for p in prompts], [np.array(c) for c in completions])
+    assert batch.input_ids.tolist() == [5, 6, 8, 7, 4, 3]
+    assert batch.position_ids.tolist() == [0, 1, 2, 0, 2, 3]
+    assert batch.positions.tolist() == [1, 2, 3, 1, 4, 5]
+    assert batch.targets.tolist() == [8, 9, 1, 4, 3, 2]
+    assert batch.rows.shapes == ((1, 4), (1, 3), (1, 1)), "rows shorter by a quarter begin another block"
+    assert batch.rows.tokens.tolist() == [0, 1, 4, 5, 0, 1, 2, 3]
+    assert batch.rows.places.tolist() == [4, 5, 6, 7, 2, 3]
+    assert batch.rows.again.tolist() == [[0, 1], [0, 1]]

@@ -103,10 +103,16 @@ def test_the_peak_with_a_large_vocabulary_is_the_one_of_its_chunks():
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
-def test_shares_hold_every_row_once_and_weigh_alike(num_ranks):
+def test_shares_hold_every_row_once_weigh_alike_and_part_few_prompts(num_ranks):
     lengths = [5, 9, 1, 7, 7, 3, 2, 8, 30, 4, 6]
-    dealt = shares(lengths, num_ranks)
+    prompts = [b"a", b"b", b"c", b"a", b"b", b"c", b"a", b"b", b"c", b"a", b"b"]
+    dealt = shares(lengths, prompts, num_ranks)
     assert sorted(i for share in dealt for i in share) == list(range(len(lengths)))
-    assert max(map(len, dealt)) - min(map(len, dealt)) <= 1
     tokens = [sum(lengths[i] for i in share) for share in dealt]
     assert max(tokens) - min(tokens) <= max(lengths)
+    assert sum(len({prompts[i] for i in share}) for share in dealt) <= 3 + num_ranks - 1
+
+
+def test_shares_of_fewer_rows_than_ranks_leave_some_without():
+    assert sorted(shares([4], [b"a"], 3)) == [[], [], [0]]
+    assert shares([], [], 2) == [[], []]
