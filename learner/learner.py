@@ -21,6 +21,7 @@ from learner.ranks import Ranks, alone
 from learner.regularizers import entropy_loss, kl_loss
 from learner.report import StepReport, group_metrics, lost_engines, token_metrics
 from learner.sharding import gathered, gathered_state, scattered
+from learner.shared_prompts import shares_prompts
 from learner.staleness import TrainedTokens, wrong_logprobs
 from learner.subset import train_subsets
 from pipeline.errors import RunFailed, WireError
@@ -84,7 +85,8 @@ class Learner:
         self.num_skipped = 0
         self.num_skipped_in_a_row = 0
         self._alarmed = False
-        self._shares_prompts = share_prompts(model)
+        if not self.ranks.shards:  # else it was tried while it was whole
+            share_prompts(model)
         if reference is not None:
             share_prompts(reference)
         self.critic = None
@@ -280,7 +282,7 @@ class Learner:
         return cut[self.ranks.rank] + [[] for _ in range(missing)]
 
     def _cut(self, rows: Sequence[_Row]) -> list[list[int]]:
-        prompts = [row.rollout.prompt_ids for row in rows] if self._shares_prompts else None
+        prompts = [row.rollout.prompt_ids for row in rows] if shares_prompts(self.model) else None
         return micro_batches([row.num_inputs for row in rows], self.config.micro_batch_tokens, prompts)
 
     @torch.no_grad()

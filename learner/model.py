@@ -118,7 +118,7 @@ def share_prompts(model: PreTrainedModel) -> bool:
     ids, _ = canary_batch(model)
     ids = ids.cpu().numpy()
     batch = collate([ids[:-4], ids[:-4], ids[:3]], [ids[-4:], ids[:7], ids[3:]]).to(model.device)
-    before = model.config._attn_implementation
+    before: Any = model.config._attn_implementation
     with torch.no_grad():
         apart = completion_hidden(model, batch)
         model.set_attn_implementation(SHARED_PROMPTS)
@@ -140,11 +140,9 @@ def _hidden(model: PreTrainedModel, batch: TokenBatch, dtype: torch.dtype) -> Te
 
 def _padded(model: PreTrainedModel, batch: TokenBatch) -> Tensor:
     """[N, H] last hidden states, from one row for each rollout, padded to the longest of all."""
-    shapes = batch.rows.shapes
-    width = max(width for _, width in shapes)
-    blocks = batch.rows.tokens.split([num * width for num, width in shapes])
-    blocks = [pad(part.view(shape), (0, width - shape[1]), value=-1) for part, shape in zip(blocks, shapes, strict=True)]
-    table = torch.cat(blocks)
+    widest = max(width for _, width in batch.rows.shapes)
+    blocks = batch.rows.blocks(batch.rows.tokens)
+    table = torch.cat([pad(block, (0, widest - block.shape[1]), value=-1) for block in blocks])
     hidden = model.base_model(input_ids=batch.input_ids[table.clamp(min=0)], use_cache=False).last_hidden_state
     return hidden[table >= 0].index_select(0, batch.rows.places)
 
@@ -188,6 +186,7 @@ def checkpoint_layers(model: PreTrainedModel) -> None:
 
 def shard_policy(model: PreTrainedModel, ranks: Ranks) -> None:
     """Split `model` over the ranks in place; from then on all of them call `completion_logprobs` at the same time."""
+    share_prompts(model)
 
     def forward(*args: Any) -> tuple[Tensor, Tensor]:
         logprobs, entropies = _completion_logprobs(*args)

@@ -65,6 +65,11 @@ class Rows(NamedTuple):
     places: Tensor
     again: Tensor
 
+    def blocks(self, x: Tensor) -> list[Tensor]:
+        """[M, ...] of places as [rows, width, ...] of each block."""
+        parts = x.split([num * width for num, width in self.shapes])
+        return [part.unflatten(0, shape) for part, shape in zip(parts, self.shapes, strict=True)]
+
 
 class TokenBatch(NamedTuple):
     """The tokens of one forward pass and the places where completion tokens are predicted.

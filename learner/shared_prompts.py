@@ -47,8 +47,8 @@ def last_hidden(model: PreTrainedModel, batch: TokenBatch) -> Tensor:
 
 
 class _Spread(torch.autograd.Function):
-    """[N, F] of tokens -> [M, F] of places. `again`, [2, K]: places besides the first and their tokens; without them only
-    the first place of a token counts in the gradient.
+    """[N, F] of tokens -> [M, F] of places. `again`, [2, K]: places besides the first and their tokens; without them
+    only the first place of a token counts in the gradient.
     """
 
     @staticmethod
@@ -58,7 +58,7 @@ class _Spread(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (grad,), (places, again) = grads, ctx.saved_tensors
         first = grad.index_select(0, places)
         if again is None or not again.numel():
@@ -80,7 +80,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         (grad,), (places,) = grads, ctx.saved_tensors
         return grad.new_zeros(ctx.num_places, grad.shape[1]).index_copy_(0, places, grad), None
 
@@ -94,25 +94,25 @@ def _attention(
     rows_of_tokens: Rows | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The library's scaled dot product attention, of each rollout by itself. `query`, `key`, `value`: [1, heads, N, dim]."""
+    """Scaled dot product attention of each rollout by itself; `query`, `key`, `value`: [1, heads, N, dim]."""
     if rows_of_tokens is None:  # the model is used as any other
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     rows = rows_of_tokens
     assert attention_mask is None, "a mask of N x N tokens knows nothing of rollouts"
-    # What a prompt's tokens look at is the same in each rollout, so that is computed further from the first alone.
-    blocks = zip(_spread(query, rows, None), _spread(key, rows, rows.again), _spread(value, rows, rows.again), strict=True)
-    out = [sdpa_attention_forward(module, *block, None, is_causal=True, **kwargs)[0].flatten(0, 1) for block in blocks]
-    seen = _Gather.apply(torch.cat(out).flatten(1), rows.places)
-    return seen.unflatten(1, out[0].shape[1:])[None], None  # pyright: ignore[reportAttributeAccessIssue]
+    # What a prompt's tokens look at is the same in each rollout, so what comes of that is taken from the first alone.
+    queries, keys, values = _spread(query, rows), _spread(key, rows, rows.again), _spread(value, rows, rows.again)
+    out = [
+        sdpa_attention_forward(module, *block, None, is_causal=True, **kwargs)[0].flatten(0, 1)
+        for block in zip(queries, keys, values, strict=True)
+    ]
+    seen: Any = _Gather.apply(torch.cat(out).flatten(1), rows.places)
+    return seen.view(1, -1, *out[0].shape[1:]), None
 
 
-def _spread(x: Tensor, rows: Rows, again: Tensor | None) -> list[Tensor]:
+def _spread(x: Tensor, rows: Rows, again: Tensor | None = None) -> list[Tensor]:
     """[1, heads, N, dim] of tokens -> for each block [rows, heads, width, dim]."""
-    heads, dim = x.shape[1], x.shape[3]
     spread: Any = _Spread.apply(x[0].transpose(0, 1).flatten(1), rows.tokens, rows.places, again)
-    sizes = [num * width for num, width in rows.shapes]
-    parts = zip(spread.split(sizes), rows.shapes, strict=True)
-    return [part.view(num, width, heads, dim).transpose(1, 2) for part, (num, width) in parts]
+    return [block.unflatten(-1, (x.shape[1], x.shape[3])).transpose(1, 2) for block in rows.blocks(spread)]
 
 
 AttentionInterface.register(SHARED_PROMPTS, _attention)

@@ -27,13 +27,12 @@ from pipeline.tasks.registry import make_task
 GROUP_SIZE = 8
 PADDED = "one padded batch"
 TRL = "TRL"
-PACKED_TOKENS = 512  # the mask of a packed row grows with the square of its length
 
 
 class LearnerBench(Benchmark, frozen=True):
     """`micro_batch_tokens`: the budgets to compare with one padded batch of all `rollouts`; what `ngu train` does is
-    measured in any case, and so are rows that hold rollouts one after the other. `trl_rollouts`: of a forward pass of
-    TRL, of which the fastest counts.
+    measured in any case, and so are its passes for models that cannot share prompts, padded rows of like length.
+    `trl_rollouts`: of a forward pass of TRL, of which the fastest counts.
     """
 
     rollouts: PositiveInt = 384
@@ -56,14 +55,12 @@ class LearnerBench(Benchmark, frozen=True):
         return _rows(num_inputs, seconds, {kind: found[1:] for kind, found in num_bytes.items()})
 
     def _children(self, file: Path, say: Say) -> dict[str, Measurer]:
-        budgets = {PADDED: 1 << 30} | {_sorted(n): n for n in (*self.micro_batch_tokens, _default())}
+        sides = {PADDED: (1 << 30, "padded"), f"padded {_passes(_default())}": (_default(), "padded")}
+        sides |= {_passes(n): (n,) for n in (*self.micro_batch_tokens, _default())}
         children = {
-            kind: Measurer(THIS_PYTHON, "bench.suite.learner_steps", str(file), str(budget), env=ROLE_ENV)
-            for kind, budget in budgets.items()
+            kind: Measurer(THIS_PYTHON, "bench.suite.learner_steps", str(file), *map(str, argv), env=ROLE_ENV)
+            for kind, argv in sides.items()
         }
-        for n in sorted({PACKED_TOKENS, _default()}):
-            argv = ("bench.suite.learner_steps", str(file), str(n), "packed")
-            children[f"packed rows of {n} tokens"] = Measurer(THIS_PYTHON, *argv, env=ROLE_ENV)
         python = find_python("trl")
         if python is None:
             say(say_missing(TRL))
@@ -78,7 +75,7 @@ def _default() -> int:
     return LearnerConfig().micro_batch_tokens
 
 
-def _sorted(budget: int) -> str:
+def _passes(budget: int) -> str:
     return f"micro-batches of {budget} tokens"
 
 
@@ -100,7 +97,7 @@ def _rows(num_inputs: int, seconds: dict[str, list[float]], num_bytes: dict[str,
             rows.append(ratio(f"{kind}, against {PADDED}", seconds[PADDED], own))
     theirs = [kind for kind in seconds if kind.startswith(TRL)]
     if theirs:
-        ours, best = _sorted(_default()), min(theirs, key=lambda kind: median(seconds[kind]))
+        ours, best = _passes(_default()), min(theirs, key=lambda kind: median(seconds[kind]))
         rows.append(ratio(f"{ours}, against {best}", seconds[best], seconds[ours]))
         rows.append(ratio(f"peak memory of {ours}, of that of {best}", num_bytes[ours], num_bytes[best]))
     return rows

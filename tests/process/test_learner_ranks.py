@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from learner_samples import keep_float64
 from namespaces import Machine, why_not_permitted
 from ports import free_port
 from rank_worker import CASES, NUM_STEPS, STEPS_CONFIG, gradient_and_metrics, make_learner, take_steps
@@ -51,6 +52,7 @@ def test_gradient_figures_and_steps_are_those_of_one_process(job, jobs, alone):
     straight = make_learner(STEPS_CONFIG, None)
     take_steps(straight)
     saved = AutoModelForCausalLM.from_pretrained(out / "checkpoint" / MODEL, dtype=torch.float64).eval()
+    keep_float64(saved)
     resumed = Learner(saved, STEPS_CONFIG, 1.0)
     load_checkpoint(out / "checkpoint", resumed)
     assert resumed.policy_version == straight.policy_version

@@ -99,9 +99,8 @@ def test_a_batch_holds_prompts_once_and_its_rows_are_the_rollouts(rollouts):
     assert torch.equal(batch.rows.tokens[further], tokens)
     assert further.numel() == sum(len(p) for p, _ in rollouts) - sum(map(len, once))
     found = []
-    sizes = [num * width for num, width in batch.rows.shapes]
-    for block, (num, width) in zip(batch.rows.tokens.split(sizes), batch.rows.shapes, strict=True):
-        found += [(batch.input_ids[row].tolist(), batch.position_ids[row].tolist()) for row in block.view(num, width)]
+    for block in batch.rows.blocks(batch.rows.tokens):
+        found += [(batch.input_ids[row].tolist(), batch.position_ids[row].tolist()) for row in block]
     expected = sorted(([*p, *c[:-1]] for p, c in rollouts), key=lambda row: -len(row))
     assert len(found) == len(expected)
     for row, (ids, positions) in zip(expected, found, strict=True):
@@ -188,7 +187,7 @@ def test_what_a_prompt_gets_back_from_many_rollouts_is_not_summed_in_bfloat16():
     again = torch.stack([torch.arange(1, num), tokens[1:]])
     x = torch.ones(1, 3, dtype=torch.bfloat16, requires_grad=True)
     shared_prompts._Spread.apply(x, tokens, tokens[:1], again).sum().backward()
-    assert x.grad.tolist() == [[400.0] * 3]
+    assert x.grad is not None and x.grad.tolist() == [[400.0] * 3]
 
 
 def test_a_step_reads_a_prompt_once(monkeypatch):
