@@ -259,8 +259,9 @@ class LearnerConfig(Section, frozen=True):
     finish (`arrival`) or were launched (`ticket`), where the learner waits for the slowest but no batch is biased
     towards short and easy rollouts.
 
-    Rollouts share a forward pass by length, as many as fit into `micro_batch_tokens` with their padding; neither that
-    nor `num_processes` changes the gradient.
+    Rollouts of one prompt share its tokens and a forward pass, which takes as many as fit into `micro_batch_tokens`
+    (prompts counted for each). Where an architecture does not allow that, rows of like length make up a pass, and their
+    padding counts. Neither that nor `num_processes` changes the gradient.
 
     With a `reference_batch` above 0, `lr` is that of a batch of this size, in the same unit, and is multiplied by
     sqrt(batch_size / reference_batch).
