@@ -43,7 +43,7 @@ def test_a_run_of_ours_is_read_from_its_metrics(engine: str, tmp_path: Path):
     assert sorted(found.models) == [2, 3]
     assert found.startup_s == 10.0 and found.marks[-1].step == 5
     assert found.engine_idle == pytest.approx(0.1)  # 1.8 of every 2 seconds, whatever came before
-    assert found.learner_idle == pytest.approx(1 - 5 * 0.75 / 10)
+    assert found.learner_idle == pytest.approx(1 - 5 * 0.75 / 8.75)  # from 1.25 s on, where the first batch began
 
 
 LAUNCHER = """

@@ -46,10 +46,18 @@ def _read(run_dir: Path, models: Path, wall_s: float) -> Trained:
         core_s = sum(record["core_s"].values()) - spent
         marks.append(Mark(record["step"], record["metrics"]["wall_s"], record["rollouts"], record["tokens"], core_s))
     train_s = marks[-1].seconds
-    learner_s = sum(r["metrics"]["step_s"] + r["metrics"]["publish_s"] for r in steps)
     kept = {int(path.name): path for path in models.iterdir() if path.name.isdecimal()}
     known = {step: path for step, path in kept.items() if step <= marks[-1].step}
-    return Trained(marks, known, wall_s - train_s, _engine_idle(steps), 1 - learner_s / train_s)
+    return Trained(marks, known, wall_s - train_s, _engine_idle(steps), _learner_idle(steps))
+
+
+def _learner_idle(steps: Sequence[Record]) -> float:
+    """The share of time in which the learner neither trains nor publishes, from its first batch on: before that it
+    waits for engines to start, once a run.
+    """
+    busy_s = [r["metrics"]["step_s"] + r["metrics"]["publish_s"] for r in steps]
+    begins_s = steps[0]["metrics"]["wall_s"] - busy_s[0]
+    return 1 - sum(busy_s) / (steps[-1]["metrics"]["wall_s"] - begins_s)
 
 
 def _engine_idle(steps: Sequence[Record]) -> float:
