@@ -274,15 +274,15 @@ class Learner:
         up with empty micro-batches.
         """
         cut = []
-        lengths, prompts = [row.num_inputs for row in rows], [row.rollout.prompt_ids for row in rows]
-        for share in shares(lengths, prompts, self.ranks.size):
+        lengths = [row.num_inputs for row in rows]
+        for share in shares(lengths, [row.prompt_ids for row in rows], self.ranks.size):
             own = [rows[i] for i in share]
             cut.append([[own[i] for i in chosen] for chosen in self._cut(own)])
         missing = max(map(len, cut)) - len(cut[self.ranks.rank]) if self.ranks.shards else 0
         return cut[self.ranks.rank] + [[] for _ in range(missing)]
 
     def _cut(self, rows: Sequence[_Row]) -> list[list[int]]:
-        prompts = [row.rollout.prompt_ids for row in rows] if shares_prompts(self.model) else None
+        prompts = [row.prompt_ids for row in rows] if shares_prompts(self.model) else None
         return micro_batches([row.num_inputs for row in rows], self.config.micro_batch_tokens, prompts)
 
     @torch.no_grad()

@@ -1,6 +1,6 @@
 """Which rollouts share a forward pass, and the tensors of one such pass."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -9,39 +9,48 @@ from torch import Tensor
 
 # Rows share a block, whose width is that of its longest, while they are at least this part of it.
 BLOCK_FILL = 0.8
+# Of a token's memory, what one of a prompt takes in a rollout after the first: there attention keeps a query, a key, a
+# value and what comes of them, about three widths of the some thirty that a layer keeps of a token.
+SHARED_COST = 0.1
 
 
 def micro_batches(
-    lengths: Sequence[int], token_budget: int, prompts: Sequence[Hashable] | None = None
+    lengths: Sequence[int], token_budget: int, prompts: Sequence[np.ndarray] | None = None
 ) -> list[list[int]]:
     """Indices 0..R-1 cut into micro-batches, each index exactly once, each within `token_budget` unless it is one row.
 
-    With `prompts`, [R], rows of one prompt lie together, so that they can share it, and the sum of the lengths counts.
-    Without, rows x longest row counts, and rows are sorted by length, so that little of a micro-batch is padding. The
-    longest come first, so that a batch too big for the memory fails at once.
+    With `prompts`, of each row the ids [P_i], rows of one prompt lie together and share it: its tokens count whole in
+    the first row of a micro-batch and `SHARED_COST` each in the others. Without, rows x longest row counts, and rows
+    are sorted by length, so that little of a micro-batch is padding. The longest come first, so that a batch too big
+    for the memory fails at once.
     """
     assert token_budget > 0
-    keys: Sequence[Hashable] = range(len(lengths)) if prompts is None else prompts
-    longest: dict[Hashable, int] = {}
+    keys = range(len(lengths)) if prompts is None else [prompt.tobytes() for prompt in prompts]
+    longest: dict[int | bytes, int] = {}
     for key, length in zip(keys, lengths, strict=True):
         longest[key] = max(length, longest.get(key, 0))
     turn = {key: i for i, key in enumerate(sorted(longest, key=lambda key: -longest[key]))}
     batches: list[list[int]] = []
-    free = 0
+    free = 0.0
     for index in sorted(range(len(lengths)), key=lambda i: (turn[keys[i]], -lengths[i])):
-        if not batches or lengths[batches[-1][0] if prompts is None else index] > free:
+        cost = float(lengths[index])
+        if batches and prompts is None:
+            cost = lengths[batches[-1][0]]
+        elif batches and prompts is not None and keys[batches[-1][-1]] == keys[index]:
+            cost -= (1 - SHARED_COST) * prompts[index].size
+        if not batches or cost > free:
             batches.append([])
-            free = token_budget
+            free, cost = token_budget, lengths[index]
         batches[-1].append(index)
-        free -= lengths[batches[-1][0] if prompts is None else index]
+        free -= cost
     return batches
 
 
-def shares(lengths: Sequence[int], prompts: Sequence[bytes], num_ranks: int) -> list[list[int]]:
+def shares(lengths: Sequence[int], prompts: Sequence[np.ndarray], num_ranks: int) -> list[list[int]]:
     """Indices 0..R-1 split over ranks: rows of one prompt one after the other, cut where each rank has its part of the
-    tokens. So ranks differ by at most a row's tokens, and few prompts are on two of them.
+    lengths. So ranks differ by at most a row's length, and few prompts are on two of them.
     """
-    order = sorted(range(len(lengths)), key=lambda i: prompts[i])
+    order = sorted(range(len(lengths)), key=lambda i: prompts[i].tobytes())
     ends = np.cumsum([lengths[i] for i in order])
     middles = ends - np.array([lengths[i] for i in order]) / 2
     ranks = (middles * num_ranks / max(ends[-1], 1)).astype(int) if order else []
