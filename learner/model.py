@@ -115,9 +115,10 @@ def share_prompts(model: PreTrainedModel) -> bool:
     """
     if not may_share(model):
         return False
-    ids, _ = canary_batch(model)
-    ids = ids.cpu().numpy()
-    batch = collate([ids[:-4], ids[:-4], ids[:3]], [ids[-4:], ids[:7], ids[3:]]).to(model.device)
+    ids = canary_batch(model)[0].cpu().numpy()
+    half = len(ids) // 2  # no rollout of the trial is longer than the canary: there may be no more positions
+    completions = [ids[half:], ids[: half // 2 + 1], ids[1:]]
+    batch = collate([ids[:half], ids[:half], ids[:1]], completions).to(model.device)
     before: Any = model.config._attn_implementation
     with torch.no_grad():
         apart = completion_hidden(model, batch)

@@ -139,6 +139,13 @@ def test_an_architecture_that_looks_back_past_its_attention_is_found_out():
     assert share_prompts(model)
 
 
+@pytest.mark.parametrize("num_positions", [2, 3, 5, 16, 33])
+def test_a_trial_has_no_more_positions_than_the_model(num_positions):
+    sizes = SIZES | {"n_positions": num_positions, "max_position_embeddings": num_positions}
+    config = AutoConfig.for_model("gpt2", **sizes)
+    assert share_prompts(AutoModelForCausalLM.from_config(config).eval())
+
+
 def test_an_architecture_that_takes_no_further_arguments_is_left_as_it_is(monkeypatch):
     model = tiny_model(kind="llama")
     forward = model.model.forward
