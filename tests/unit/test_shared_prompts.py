@@ -139,6 +139,26 @@ def test_an_architecture_that_looks_back_past_its_attention_is_found_out():
     assert share_prompts(model)
 
 
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_the_trial_judges_hidden_states_by_their_own_length(scale):
+    """The last norm of a model decides how long they are, and the head makes up for it."""
+    model = tiny_model(dtype=torch.float32, kind="llama")
+    with torch.no_grad():
+        model.model.norm.weight.mul_(scale)
+    layer = model.model.layers[1]
+    hook = layer.register_forward_pre_hook(lambda module, args: (args[0] + 0.1 * args[0].roll(1, dims=1), *args[1:]))
+    assert not share_prompts(model)
+    hook.remove()
+    assert share_prompts(model)
+
+
+def test_a_trial_without_numbers_shows_nothing():
+    model = tiny_model(dtype=torch.float32, kind="llama")
+    with torch.no_grad():
+        model.model.norm.weight.fill_(torch.nan)
+    assert not share_prompts(model)
+
+
 @pytest.mark.parametrize("num_positions", [2, 3, 5, 16, 33])
 def test_a_trial_has_no_more_positions_than_the_model(num_positions):
     sizes = SIZES | {"n_positions": num_positions, "max_position_embeddings": num_positions}
