@@ -48,7 +48,7 @@ def micro_batches(
 
 def shares(lengths: Sequence[int], prompts: Sequence[np.ndarray], num_ranks: int) -> list[list[int]]:
     """Indices 0..R-1 split over ranks: rows of one prompt one after the other, cut where each rank has its part of the
-    lengths. So ranks differ by at most a row's length, and few prompts are on two of them.
+    lengths. So a rank is at most a row's length off its part, and few prompts are on two of them.
     """
     order = sorted(range(len(lengths)), key=lambda i: prompts[i].tobytes())
     ends = np.cumsum([lengths[i] for i in order])

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from learner_samples import random_groups, tiny_model, tiny_model_dir
 
 from learner.checkpoint import MODEL, open_learner, save_checkpoint
@@ -103,15 +105,15 @@ def test_the_peak_with_a_large_vocabulary_is_the_one_of_its_chunks():
     assert 0.5 * estimate < peak <= 1.2 * estimate
 
 
-@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4])
-def test_shares_hold_every_row_once_weigh_alike_and_part_few_prompts(num_ranks):
-    lengths = [5, 9, 1, 7, 7, 3, 2, 8, 30, 4, 6]
-    prompts = [np.array([i % 3]) for i in range(len(lengths))]
-    dealt = shares(lengths, prompts, num_ranks)
-    assert sorted(i for share in dealt for i in share) == list(range(len(lengths)))
-    tokens = [sum(lengths[i] for i in share) for share in dealt]
-    assert max(tokens) - min(tokens) <= max(lengths)
-    assert sum(len({i % 3 for i in share}) for share in dealt) <= 3 + num_ranks - 1
+@given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 30)), min_size=1), st.integers(1, 5))
+def test_shares_hold_every_row_once_weigh_alike_and_part_few_prompts(rows, num_ranks):
+    lengths = [length for _, length in rows]
+    dealt = shares(lengths, [np.array([prompt]) for prompt, _ in rows], num_ranks)
+    assert sorted(i for share in dealt for i in share) == list(range(len(rows)))
+    for share in dealt:
+        assert abs(sum(lengths[i] for i in share) - sum(lengths) / num_ranks) <= max(lengths)
+    parts = sum(len({rows[i][0] for i in share}) for share in dealt)
+    assert parts <= len({prompt for prompt, _ in rows}) + num_ranks - 1
 
 
 def test_shares_of_fewer_rows_than_ranks_leave_some_without():
