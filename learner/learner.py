@@ -282,7 +282,8 @@ class Learner:
         return cut[self.ranks.rank] + [[] for _ in range(missing)]
 
     def _cut(self, rows: Sequence[_Row]) -> list[list[int]]:
-        prompts = [row.prompt_ids for row in rows] if shares_prompts(self.model) else None
+        models = [self.model] if self.reference is None else [self.model, self.reference]
+        prompts = [row.prompt_ids for row in rows] if all(map(shares_prompts, models)) else None
         return micro_batches([row.num_inputs for row in rows], self.config.micro_batch_tokens, prompts)
 
     @torch.no_grad()

@@ -13,7 +13,7 @@ from learner.learner import Learner
 from learner.model import checkpoint_layers, completion_logprobs, export_model_dir, load_model, share_prompts
 from learner.packing import BLOCK_FILL, collate
 from learner.shared_prompts import shares_prompts
-from pipeline.learner_config import LearnerConfig
+from pipeline.learner_config import KlConfig, LearnerConfig
 
 SIZES = {
     "vocab_size": VOCAB_SIZE,
@@ -34,6 +34,13 @@ SIZES = {
     "eos_token_id": 2,
 }
 IDS = st.integers(3, VOCAB_SIZE - 1)
+
+
+def tokens_read(model):
+    """How many tokens each pass of `model` reads from now on, padding included."""
+    read = []
+    model.get_input_embeddings().register_forward_hook(lambda module, args, out: read.append(args[0].numel()))
+    return read
 
 
 def model_of(kind: str):
@@ -217,13 +224,26 @@ def test_what_a_prompt_gets_back_from_many_rollouts_is_not_summed_in_bfloat16():
     assert x.grad is not None and x.grad.tolist() == [[400.0] * 3]
 
 
-def test_a_step_reads_a_prompt_once(monkeypatch):
+def test_a_step_reads_a_prompt_once_and_its_budget_has_no_padding():
     groups = random_groups(tiny_model(), seed=1, num_groups=3, group_size=6)
-    learner = Learner(tiny_model(), LearnerConfig(micro_batch_tokens=10_000), 1.0)
-    read = []
-    learner.model.get_input_embeddings().register_forward_hook(lambda m, args, out: read.append(args[0].numel()))
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    num_inputs = sum(len(r.prompt_array()) + r.num_tokens - 1 for r in rollouts)
+    reference = tiny_model(seed=1).requires_grad_(False)
+    config = LearnerConfig(micro_batch_tokens=num_inputs, kl=KlConfig(coef=0.1))
+    learner = Learner(tiny_model(), config, 1.0, reference=reference)
+    read = tokens_read(learner.model), tokens_read(reference)
     learner.step(groups)
-    rollouts = [rollout for group in groups for rollout in group.rollouts if rollout.num_tokens]
     prompts = {rollout.prompt_ids for rollout in rollouts}
     assert len(prompts) < len(rollouts)
-    assert read == [sum(len(p) // 4 for p in prompts) + sum(r.num_tokens - 1 for r in rollouts)]
+    assert read == ([sum(len(p) // 4 for p in prompts) + sum(r.num_tokens - 1 for r in rollouts)],) * 2
+
+
+@pytest.mark.parametrize("kinds", [("llama", "mistral"), ("mistral", "llama"), ("mistral", "mistral")])
+def test_padding_counts_where_the_policy_or_its_reference_does_not_share(kinds):
+    groups = random_groups(tiny_model(), seed=1, num_groups=3, group_size=6)
+    model, reference = map(model_of, kinds)
+    config = LearnerConfig(micro_batch_tokens=24, kl=KlConfig(coef=0.1))
+    learner = Learner(model, config, 1.0, reference=reference.requires_grad_(False))
+    read = tokens_read(model), tokens_read(reference)
+    learner.step(groups)
+    assert len(read[0]) == len(read[1]) > 1 and max(map(max, read)) <= 24
