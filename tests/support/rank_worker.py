@@ -24,6 +24,7 @@ from learner.learner import Learner
 from learner.model import shard_policy
 from learner.ranks import Ranks, join_ranks, leave_ranks
 from learner.sharding import gathered
+from learner.shared_prompts import shares_prompts
 from pipeline.config import parse_config
 from pipeline.learner_config import (
     CispoConfig,
@@ -70,7 +71,9 @@ def make_learner(config: LearnerConfig, ranks: Ranks | None) -> Learner:
         add_adapters(model, config.lora)
     if ranks is not None and ranks.shards:
         shard_policy(model, ranks)
-    return Learner(model, config, 1.0, ranks=ranks)
+    learner = Learner(model, config, 1.0, ranks=ranks)
+    assert shares_prompts(model), "however many ranks, prompts are read once"
+    return learner
 
 
 def gradient_and_metrics(name: str, ranks: Ranks | None) -> tuple[torch.Tensor, dict[str, float]]:
