@@ -9,9 +9,10 @@ from torch import Tensor
 
 # Rows share a block, whose width is that of its longest, while they are at least this part of it.
 BLOCK_FILL = 0.8
-# Of a token's memory, what one of a prompt takes in a rollout after the first: there attention keeps a query, a key, a
-# value and what comes of them, about three widths of the some thirty that a layer keeps of a token.
-SHARED_COST = 0.1
+# Of a token's memory, what one of a prompt takes in a rollout after the first: attention alone holds a query, a key, a
+# value, what comes of them and in the backward pass their gradients. It is a tenth with few heads for keys and values,
+# a quarter with as many as for queries or with heads that are wider than the model.
+SHARED_COST = 0.25
 
 
 def micro_batches(

@@ -260,7 +260,7 @@ class LearnerConfig(Section, frozen=True):
     towards short and easy rollouts.
 
     Rollouts of one prompt share its tokens and a forward pass, which takes as many as fit into `micro_batch_tokens`
-    (a prompt's count a tenth in each after the first). Where an architecture does not allow that, rows of like length
+    (a prompt's count a quarter in each after the first). Where an architecture does not allow that, rows of like length
     make up a pass, and their padding counts. Neither that nor `num_processes` changes the gradient.
 
     With a `reference_batch` above 0, `lr` is that of a batch of this size, in the same unit, and is multiplied by

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from learner import shared_prompts
 from learner.learner import Learner
 from learner.model import checkpoint_layers, completion_logprobs, export_model_dir, load_model, share_prompts
-from learner.packing import BLOCK_FILL, collate
+from learner.packing import BLOCK_FILL, collate, micro_batches
 from learner.shared_prompts import shares_prompts
 from pipeline.learner_config import KlConfig, LearnerConfig
 
@@ -247,3 +247,33 @@ def test_padding_counts_where_the_policy_or_its_reference_does_not_share(kinds):
     read = tokens_read(model), tokens_read(reference)
     learner.step(groups)
     assert len(read[0]) == len(read[1]) > 1 and max(map(max, read)) <= 24
+
+
+@pytest.mark.parametrize("wide", [{"num_key_value_heads": 4}, {"head_dim": 16}])
+def test_a_pass_of_long_prompts_keeps_no_more_than_one_that_shares_nothing(wide):
+    """With as many heads for keys and values as for queries, and with heads that are wider than the model."""
+    sizes = SIZES | {"hidden_size": 32, "intermediate_size": 96, "head_dim": 8, "max_position_embeddings": 512} | wide
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3", **sizes)).eval()
+    assert share_prompts(model)
+    rng, budget = np.random.default_rng(0), 1024
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+
+    def kept_bytes(prompts, num_read):
+        lengths = [prompt.size + num_read for prompt in prompts]
+        own = [prompts[i] for i in micro_batches(lengths, budget, prompts)[0]]
+        found = {}
+
+        def keep(tensor):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in weights:
+                found[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        completions = [rng.integers(3, VOCAB_SIZE, num_read + 1) for _ in own]
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            completion_logprobs(model, collate(own, completions), 1.0)
+        return sum(found.values())
+
+    apart = kept_bytes([rng.integers(3, VOCAB_SIZE, 54) for _ in range(16)], 10)
+    shared = kept_bytes([rng.integers(3, VOCAB_SIZE, 200)] * 100, 4)
+    assert 0.5 * apart < shared < 1.05 * apart
