@@ -20,6 +20,7 @@ from learner.checkpoint import open_learner, save_checkpoint
 from learner.model import export_model_dir, num_token_ids
 from learner.ranks import Ranks, alone, join_ranks, leave_ranks, num_on_node
 from learner.recording import Recorder, StepRecord, keep_refused
+from learner.shared_prompts import shares_prompts
 from pipeline import tracing
 from pipeline.channels import ENDPOINT, PeerSocket, introduction
 from pipeline.checkpoints import partial_dir
@@ -79,6 +80,8 @@ class LearnerRole:
         self.model_dir = run_dir / "model"
         self.publisher = self.recorder = None
         if ranks.is_first:
+            way = "share the tokens of their prompt" if shares_prompts(self.learner.model) else "have padded rows"
+            print(f"learner: in a pass rollouts {way}", file=sys.stderr, flush=True)
             export_model_dir(self.learner.model, self.tokenizer, self.model_dir)
             self.publisher = WeightPublisher(weights_dir(run_dir))
             self.recorder = Recorder(run_dir, config.daemon.replay_gib, self.learner.policy_version)

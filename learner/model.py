@@ -127,6 +127,8 @@ def share_prompts(model: PreTrainedModel) -> bool:
         try:
             model.set_attn_implementation(SHARED_PROMPTS)
             together = completion_hidden(model, batch)
+        except torch.OutOfMemoryError:
+            raise
         except Exception:  # whatever an architecture makes of arguments that it does not know
             together = torch.full_like(apart, torch.nan)
     # The scale of hidden states is the model's own: some are a hundred times as long as others.

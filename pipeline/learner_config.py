@@ -261,7 +261,9 @@ class LearnerConfig(Section, frozen=True):
 
     Rollouts of one prompt share its tokens and a forward pass, which takes as many as fit into `micro_batch_tokens`
     (a prompt's count a quarter in each after the first). Where an architecture does not allow that, rows of like length
-    make up a pass, and their padding counts. Neither that nor `num_processes` changes the gradient.
+    make up a pass, and their padding counts. Neither that nor `num_processes` changes the gradient, unless a model's
+    rotary scaling is "dynamic" or "longrope" and rollouts are longer than its original context: then the library turns
+    all of a pass by what its longest needs.
 
     With a `reference_batch` above 0, `lr` is that of a batch of this size, in the same unit, and is multiplied by
     sqrt(batch_size / reference_batch).
