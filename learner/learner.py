@@ -282,6 +282,7 @@ class Learner:
         return cut[self.ranks.rank] + [[] for _ in range(missing)]
 
     def _cut(self, rows: Sequence[_Row]) -> list[list[int]]:
+        """Indices of the rows of each micro-batch; padding counts if one of the models that read it pads."""
         models = [self.model] if self.reference is None else [self.model, self.reference]
         prompts = [row.prompt_ids for row in rows] if all(map(shares_prompts, models)) else None
         return micro_batches([row.num_inputs for row in rows], self.config.micro_batch_tokens, prompts)

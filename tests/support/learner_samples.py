@@ -10,11 +10,21 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrai
 from transformers.models.qwen2 import Qwen2ForCausalLM
 
 from learner.model import completion_logprobs
-from learner.packing import collate
+from learner.packing import TokenBatch, collate
 from pipeline.messages import Group, Rollout, Verdict, VersionSpan, pack_ids, pack_logprobs
 from samplers.base import Problem
 
 VOCAB_SIZE = 13
+SIZES = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+}
 
 torch.set_num_threads(1)
 
@@ -22,20 +32,10 @@ torch.set_num_threads(1)
 def tiny_model(seed: int = 0, dtype: torch.dtype = torch.float64, kind: str = "qwen2") -> PreTrainedModel:
     """A random model of a few thousand parameters; large enough weights that its logits are not all alike."""
     torch.manual_seed(seed)
-    sizes = {
-        "vocab_size": VOCAB_SIZE,
-        "hidden_size": 16,
-        "intermediate_size": 24,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 128,
-        "initializer_range": 0.3,
-    }
     if kind == "llama":
-        model = LlamaForCausalLM(LlamaConfig(**sizes, tie_word_embeddings=False))
+        model = LlamaForCausalLM(LlamaConfig(**SIZES, tie_word_embeddings=False))
     else:
-        model = Qwen2ForCausalLM(Qwen2Config(**sizes, tie_word_embeddings=True))
+        model = Qwen2ForCausalLM(Qwen2Config(**SIZES, tie_word_embeddings=True))
     if dtype == torch.float64:
         keep_float64(model)
     return model.to(dtype).eval()
@@ -51,6 +51,24 @@ def keep_float64(model: PreTrainedModel) -> None:
                 exact = torch.nn.RMSNorm(norm.weight.shape, eps=norm.variance_epsilon)
                 exact.weight = norm.weight
                 setattr(module, name, exact)
+
+
+def logprobs_and_kept_bytes(model: PreTrainedModel, batch: TokenBatch, temperature: float) -> tuple[torch.Tensor, int]:
+    """Logprobs of the targets, [T], and the bytes that their graph keeps for the backward pass beside the weights;
+    outside the chunks of the head, if there are several.
+    """
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        logprobs, _ = completion_logprobs(model, batch, temperature)
+    return logprobs, sum(kept.values())
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:

@@ -5,9 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from learner_samples import logprobs_and_kept_bytes
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from learner.model import completion_logprobs, peak_bytes
+from learner.model import peak_bytes
 from learner.packing import collate
 
 VOCAB_SIZE, NUM_ROWS, ROW_TOKENS, HIDDEN, LAYERS = 32_768, 32, 128, 32, 1
@@ -23,20 +24,10 @@ def backward(model: Qwen2ForCausalLM, num_rows: int) -> int:
     """The bytes that the layers keep for the backward pass: those outside the chunks of the head."""
     rng = np.random.default_rng(0)
     completions = [rng.integers(0, VOCAB_SIZE, ROW_TOKENS) for _ in range(num_rows)]
-    kept: dict[int, int] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in parameters:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        logprobs, _ = completion_logprobs(model, collate([np.array([1])] * num_rows, completions), 0.7)
+    logprobs, kept = logprobs_and_kept_bytes(model, collate([np.array([1])] * num_rows, completions), 0.7)
     logprobs.sum().backward()
     model.zero_grad()
-    return sum(kept.values())
+    return kept
 
 
 def main() -> None:

@@ -1,11 +1,12 @@
 """Passes in which rollouts share their prompt, against passes in which each has a row of its own."""
 
+import learner_samples
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from learner_samples import VOCAB_SIZE, keep_float64, random_groups, tiny_model
+from learner_samples import VOCAB_SIZE, keep_float64, logprobs_and_kept_bytes, random_groups, tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from learner import shared_prompts
@@ -15,24 +16,8 @@ from learner.packing import BLOCK_FILL, collate, micro_batches
 from learner.shared_prompts import shares_prompts
 from pipeline.learner_config import KlConfig, LearnerConfig
 
-SIZES = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 16,
-    "intermediate_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 4,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.3,
-    "n_embd": 16,
-    "n_layer": 2,
-    "n_head": 4,
-    "n_positions": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
+ANY_KIND = {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 64, "head_dim": 4}
+SIZES = learner_samples.SIZES | ANY_KIND | {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 IDS = st.integers(3, VOCAB_SIZE - 1)
 
 
@@ -256,23 +241,12 @@ def test_a_pass_of_long_prompts_keeps_no_more_than_one_that_shares_nothing(wide)
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3", **sizes)).eval()
     assert share_prompts(model)
     rng, budget = np.random.default_rng(0), 1024
-    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
 
     def kept_bytes(prompts, num_read):
         lengths = [prompt.size + num_read for prompt in prompts]
         own = [prompts[i] for i in micro_batches(lengths, budget, prompts)[0]]
-        found = {}
-
-        def keep(tensor):
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in weights:
-                found[storage.data_ptr()] = storage.nbytes()
-            return tensor
-
         completions = [rng.integers(3, VOCAB_SIZE, num_read + 1) for _ in own]
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            completion_logprobs(model, collate(own, completions), 1.0)
-        return sum(found.values())
+        return logprobs_and_kept_bytes(model, collate(own, completions), 1.0)[1]
 
     apart = kept_bytes([rng.integers(3, VOCAB_SIZE, 54) for _ in range(16)], 10)
     shared = kept_bytes([rng.integers(3, VOCAB_SIZE, 200)] * 100, 4)
